@@ -62,7 +62,7 @@ class LaunchResult(Frozen):
     """What the lines of its metrics carry."""
     allocation: Allocation
     processes: tuple[str, ...] = ()
-    """Of the ranks, in their order."""
+    """The process of each rank, in their order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +242,7 @@ class Ranks:
         point, scheduler = launch.placement.id, self._commands.scheduler
         following = self._run / "following" / attempt
         task = self._commands.task(launch, attempt=attempt)
-        # What a site starts ends with its job. A folder that is another user's is so for one point.
+        # Ranks of a site end with its job, and a run folder is handed to another user for one point.
         stays = stay and scheduler.site is None and task.commands[0].writer is None
         if stays:
             following.mkdir(parents=True)
@@ -256,7 +256,7 @@ class Ranks:
         if not stays:
             return submission
         self._staying = StayingRanks(
-            started=submission, kind=_kind(launch), folder=following, ranks=launch.placement.world_size
+            started=submission, kind=_kind(launch), folder=following, world_size=launch.placement.world_size
         )
         return self._staying
 
@@ -295,17 +295,17 @@ class Ranks:
     ) -> LaunchResult | None:
         point, attempt = placement.id, pending.attempt
         follower = Follower(self._run / METRICS, attempt=attempt, show=show, offset=offset)
-        before = self._kills()
+        before = _kills(self._commands.scheduler)
         try:
             status = _follow(
-                submission, follower, checked=lambda: self._checked(placement), keep=pending.detached
+                submission, follower, checked=lambda: _checked(self._run, placement), keep=pending.detached
             )
         except SchedulerSilentError:
             raise
         except RunError as error:
             raise with_last_words(error, run=self._run, point=point) from None
         if status:
-            self._raise_if_stopped(point)
+            _raise_if_stopped(self._run, point)
             self._raise_unless_memory(placement, submission, status, since=before)
             return None
         return LaunchResult(
@@ -313,14 +313,6 @@ class Ranks:
             allocation=self._allocation(placement, submission),
             processes=processes(rank_reports(point_folder(self._run, point))),
         )
-
-    def _checked(self, placement: RankPlacement) -> bool:
-        """Say whether all ranks have reported; raises MachineError where the software of nodes differs."""
-        folder = point_folder(self._run, placement.id)
-        if len(list((folder / "ranks").glob("*.json"))) < placement.world_size:
-            return False
-        _demand_same_software(_described(rank_reports(folder)), placement.id)
-        return True
 
     def _allocation(self, placement: RankPlacement, submission: Submission) -> Allocation:
         """Return the nodes as their ranks report them; raises MachineError where their software differs."""
@@ -337,19 +329,6 @@ class Ranks:
             bindings=tuple(one.binding for one in reports) if any(one.binding for one in reports) else (),
         )
 
-    def _kills(self) -> int | None:
-        """Return how often the kernel of the ranks has killed for memory; None where it cannot be asked."""
-        return None if self._commands.scheduler.site else kills_for_memory()
-
-    def _raise_if_stopped(self, point: str) -> None:
-        file = stop_file(self._run, point)
-        if file.exists():
-            raise RunInterruptedError(
-                f"the ranks were told to end and have saved after step {load_json(file, Stop).step}",
-                place=point,
-                hint="the same command with --resume goes on from there",
-            )
-
     def _raise_unless_memory(
         self, placement: RankPlacement, submission: Submission, status: int, *, since: int | None
     ) -> None:
@@ -359,7 +338,7 @@ class Ranks:
             since: what `_kills` said before the launch.
         """
         culprit, logs = self._commands.launcher.culprit, submission.logs()
-        now = self._kills()
+        now = _kills(self._commands.scheduler)
         kills = None if now is None or since is None else now - since
         error = failure_of(placement, run=self._run, logs=logs, culprit=culprit, status=status, kills=kills)
         if error:
@@ -389,6 +368,30 @@ def _follow(submission: Submission, follower: Follower, *, checked: Callable[[],
         raise
     submission.cancel()
     return status
+
+
+def _checked(run: Path, placement: RankPlacement) -> bool:
+    """Say whether all ranks have reported; raises MachineError where the software of nodes differs."""
+    folder = point_folder(run, placement.id)
+    if len(list((folder / "ranks").glob("*.json"))) < placement.world_size:
+        return False
+    _demand_same_software(_described(rank_reports(folder)), placement.id)
+    return True
+
+
+def _kills(scheduler: Scheduler) -> int | None:
+    """Return how often the kernel of the ranks has killed for memory; None where it cannot be asked."""
+    return None if scheduler.site else kills_for_memory()
+
+
+def _raise_if_stopped(run: Path, point: str) -> None:
+    file = stop_file(run, point)
+    if file.exists():
+        raise RunInterruptedError(
+            f"the ranks were told to end and have saved after step {load_json(file, Stop).step}",
+            place=point,
+            hint="the same command with --resume goes on from there",
+        )
 
 
 def _kind(launch: Launch) -> tuple[object, ...]:

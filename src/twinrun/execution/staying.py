@@ -25,9 +25,9 @@ class StayingRanks:
     """What the launches have in common that these ranks can run."""
     folder: Path
     """Where points are named, see `FollowingPoint`."""
-    ranks: int
+    world_size: int
     number: int = 0
-    """Of the point that they are at."""
+    """Which of their points they are at, counted from 0."""
     _ended: float | None = field(default=None, init=False)
     """When all ranks had ended it well."""
     _over: bool = field(default=False, init=False)
@@ -44,7 +44,7 @@ class StayingRanks:
 
     def poll(self) -> int | None:
         """Return 0 when all ranks have ended the point, else as the ranks themselves end."""
-        if self._ended is None and len(list(self.folder.glob(f"{self.number}-*"))) == self.ranks:
+        if self._ended is None and len(list(self.folder.glob(f"{self.number}-*"))) == self.world_size:
             self._ended = time.monotonic()
         return self.started.poll() if self._ended is None else 0
 

@@ -22,10 +22,10 @@ from twinrun.train.job_files import rank_variable
 
 # A host that was killed names no further point, and one that lives does so within half of it.
 PATIENCE_SECONDS = 60.0
-POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 # Major numbers of character devices that hold nothing of a process: memory such as /dev/null, and terminals.
 _HARMLESS = (1, 5, 136)
-# What of the forking process's files was in memory: a fork has those pages when it touches them.
+# The mapped files that the forking process had in memory: a fork has their pages when it touches them.
 _file_bytes_before = 0
 
 
@@ -125,7 +125,7 @@ def _named(file: Path) -> FollowingPoint | None:
     while not file.exists():
         if time.monotonic() > deadline:
             return None
-        time.sleep(POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return load_json(file, FollowingPoint)
 
 
