@@ -28,13 +28,14 @@ from twinrun.execution.follower import Follower, bytes_of
 from twinrun.execution.launchers import Launcher, RankPlacement, Rendezvous
 from twinrun.execution.pending import Pending, SchedulerSilentError, forget_pending, remember
 from twinrun.execution.schedulers import Scheduler, Submission
+from twinrun.execution.staying import StayingRanks, processes
 from twinrun.execution.task import Task
 from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.machine.memory import kills_for_memory
 from twinrun.protocol.allocation import Allocation, NodeReport, RankReport
-from twinrun.protocol.job import Job, Stop
+from twinrun.protocol.job import FOLLOWING, FollowingPoint, Job, Stop
 from twinrun.protocol.metrics_lines import forget as forget_lines
 
 POLL_SECONDS = 0.1
@@ -60,6 +61,8 @@ class LaunchResult(Frozen):
     attempt: str
     """What the lines of its metrics carry."""
     allocation: Allocation
+    processes: tuple[str, ...] = ()
+    """The process of each rank, in their order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +78,12 @@ class RankCommands:
     variables: Mapping[str, str]
     """They go into the environment of every rank."""
 
-    def task(self, launch: Launch, *, attempt: str) -> Task:
-        """Return what the scheduler starts for `launch`; pure."""
+    def task(self, launch: Launch, *, attempt: str, following: Path | None = None) -> Task:
+        """Return what the scheduler starts for `launch`; pure.
+
+        Args:
+            following: folder in which further points of the same ranks are named; None where they have one.
+        """
         placement = launch.placement
         starter = self.launcher.starter(placement, cores=self._rank_cores(placement))
         return Task(
@@ -84,7 +91,7 @@ class RankCommands:
             nodes=placement.nodes,
             ranks_per_node=placement.devices_per_node,
             cores_per_rank=self._rank_cores(placement),
-            commands=self.render(launch, attempt=attempt),
+            commands=self.render(launch, attempt=attempt, following=following),
             starter=starter,
             identity=self.launcher.IDENTITY,
         )
@@ -94,8 +101,10 @@ class RankCommands:
         site = self.scheduler.site
         return site.site.rank_cores if site else max(1, self.cores // placement.devices_per_node)
 
-    def render(self, launch: Launch, *, attempt: str) -> tuple[NodeCommand, ...]:
-        """Return the command of each node of `launch`, or the one that all start; pure.
+    def render(
+        self, launch: Launch, *, attempt: str, following: Path | None = None
+    ) -> tuple[NodeCommand, ...]:
+        """Return the command of each node of `launch`, or the one that all start; pure, see `task`.
 
         Raises:
             MachineError: the stack is where srun alone leads.
@@ -106,7 +115,7 @@ class RankCommands:
         program = (inside(script),) if isinstance(script, Path) else ("-m", script)
         command = Command(
             arguments=(PYTHON, *program, "--job", inside(job)),
-            variables=dict(self.variables),
+            variables=dict(self.variables) | ({FOLLOWING: inside(following)} if following else {}),
             reaches_store=launch.reaches_store,
         )
         rendered = tuple(
@@ -142,16 +151,21 @@ class Ranks:
         self._engine = engine
         self._run = commands.workspace.run
         self._commands = commands
+        self._staying: StayingRanks | None = None
 
     def inside(self, path: Path) -> str:
         """Return `path` as the ranks see it."""
         return self._engine.inside(path)
 
-    def run(self, launch: Launch, *, place: int = 0, show: Callable[[bytes], None]) -> LaunchResult | None:
+    def run(
+        self, launch: Launch, *, place: int = 0, stay: bool = False, show: Callable[[bytes], None]
+    ) -> LaunchResult | None:
         """Run `launch` in a fresh folder, showing each line of its metrics; None when memory ran out.
 
         Args:
             place: which of the attempts at the point it is, counted from 0.
+            stay: whether its ranks wait for the next launch, and are ended by `close`; without effect where
+                each point is a job of a site, or runs as another user.
 
         Raises:
             Interrupted: the ranks were told to end; says after which step they have saved.
@@ -159,8 +173,14 @@ class Ranks:
             RunError: a rank failed; names it and shows the end of its log.
         """
         offset = bytes_of(self._run / METRICS)
-        submission, pending = self._submit(launch, place=place, detached=False)
+        submission, pending = self._submit(launch, place=place, detached=False, stay=stay)
         return self._finish(launch.placement, submission, pending, offset=offset, show=show)
+
+    def close(self) -> None:
+        """End ranks that wait for a further point."""
+        if self._staying:
+            self._staying.end()
+        self._staying = None
 
     def begin(self, launch: Launch, *, place: int) -> Pending:
         """Submit `launch` in a fresh folder and leave it to its scheduler; raises as `run` does."""
@@ -184,19 +204,16 @@ class Ranks:
         logs = log_folder(self._run, pending.point)
         return self._commands.scheduler.adopt(pending.handle, point=pending.point, logs=logs)
 
-    def _submit(self, launch: Launch, *, place: int, detached: bool) -> tuple[Submission, Pending]:
+    def _submit(
+        self, launch: Launch, *, place: int, detached: bool, stay: bool = False
+    ) -> tuple[Submission, Pending]:
         point, attempt = launch.placement.id, uuid.uuid4().hex[:12]
         clear(self._run, point)
         write_atomically(
             job_file(self._run, point), job_text(launch.job.model_copy(update={"attempt": attempt}))
         )
         scheduler = self._commands.scheduler
-        submission = scheduler.submit(
-            self._commands.task(launch, attempt=attempt),
-            run=self._run,
-            logs=log_folder(self._run, point),
-            start=lambda command, log: self._engine.start(command, log=log),
-        )
+        submission = self._taken(launch) or self._started(launch, attempt=attempt, stay=stay)
         pending = Pending(
             point=point,
             place=place,
@@ -209,6 +226,39 @@ class Ranks:
         if pending.handle:
             remember(self._run, pending)
         return submission, pending
+
+    def _taken(self, launch: Launch) -> Submission | None:
+        """Give `launch` to ranks that wait for it; else end those that wait, and return None."""
+        inside, point = self._commands.renderer.inside, launch.placement.id
+        named = FollowingPoint(
+            job=inside(job_file(self._run, point)), logs=inside(log_folder(self._run, point))
+        )
+        if self._staying and self._staying.take(_kind(launch), named):
+            return self._staying
+        self.close()
+        return None
+
+    def _started(self, launch: Launch, *, attempt: str, stay: bool) -> Submission:
+        point, scheduler = launch.placement.id, self._commands.scheduler
+        following = self._run / "following" / attempt
+        task = self._commands.task(launch, attempt=attempt)
+        # Ranks of a site end with its job, and a run folder is handed to another user for one point.
+        stays = stay and scheduler.site is None and task.commands[0].writer is None
+        if stays:
+            following.mkdir(parents=True)
+            task = self._commands.task(launch, attempt=attempt, following=following)
+        submission = scheduler.submit(
+            task,
+            run=self._run,
+            logs=log_folder(self._run, point),
+            start=lambda command, log: self._engine.start(command, log=log),
+        )
+        if not stays:
+            return submission
+        self._staying = StayingRanks(
+            started=submission, kind=_kind(launch), folder=following, world_size=launch.placement.world_size
+        )
+        return self._staying
 
     def _finish(
         self,
@@ -245,28 +295,24 @@ class Ranks:
     ) -> LaunchResult | None:
         point, attempt = placement.id, pending.attempt
         follower = Follower(self._run / METRICS, attempt=attempt, show=show, offset=offset)
-        before = self._kills()
+        before = _kills(self._commands.scheduler)
         try:
             status = _follow(
-                submission, follower, checked=lambda: self._checked(placement), keep=pending.detached
+                submission, follower, checked=lambda: _checked(self._run, placement), keep=pending.detached
             )
         except SchedulerSilentError:
             raise
         except RunError as error:
             raise with_last_words(error, run=self._run, point=point) from None
         if status:
-            self._raise_if_stopped(point)
+            _raise_if_stopped(self._run, point)
             self._raise_unless_memory(placement, submission, status, since=before)
             return None
-        return LaunchResult(attempt=attempt, allocation=self._allocation(placement, submission))
-
-    def _checked(self, placement: RankPlacement) -> bool:
-        """Say whether all ranks have reported; raises MachineError where the software of nodes differs."""
-        folder = point_folder(self._run, placement.id)
-        if len(list((folder / "ranks").glob("*.json"))) < placement.world_size:
-            return False
-        _demand_same_software(_described(rank_reports(folder)), placement.id)
-        return True
+        return LaunchResult(
+            attempt=attempt,
+            allocation=self._allocation(placement, submission),
+            processes=processes(rank_reports(point_folder(self._run, point))),
+        )
 
     def _allocation(self, placement: RankPlacement, submission: Submission) -> Allocation:
         """Return the nodes as their ranks report them; raises MachineError where their software differs."""
@@ -283,19 +329,6 @@ class Ranks:
             bindings=tuple(one.binding for one in reports) if any(one.binding for one in reports) else (),
         )
 
-    def _kills(self) -> int | None:
-        """Return how often the kernel of the ranks has killed for memory; None where it cannot be asked."""
-        return None if self._commands.scheduler.site else kills_for_memory()
-
-    def _raise_if_stopped(self, point: str) -> None:
-        file = stop_file(self._run, point)
-        if file.exists():
-            raise RunInterruptedError(
-                f"the ranks were told to end and have saved after step {load_json(file, Stop).step}",
-                place=point,
-                hint="the same command with --resume goes on from there",
-            )
-
     def _raise_unless_memory(
         self, placement: RankPlacement, submission: Submission, status: int, *, since: int | None
     ) -> None:
@@ -305,7 +338,7 @@ class Ranks:
             since: what `_kills` said before the launch.
         """
         culprit, logs = self._commands.launcher.culprit, submission.logs()
-        now = self._kills()
+        now = _kills(self._commands.scheduler)
         kills = None if now is None or since is None else now - since
         error = failure_of(placement, run=self._run, logs=logs, culprit=culprit, status=status, kills=kills)
         if error:
@@ -335,6 +368,37 @@ def _follow(submission: Submission, follower: Follower, *, checked: Callable[[],
         raise
     submission.cancel()
     return status
+
+
+def _checked(run: Path, placement: RankPlacement) -> bool:
+    """Say whether all ranks have reported; raises MachineError where the software of nodes differs."""
+    folder = point_folder(run, placement.id)
+    if len(list((folder / "ranks").glob("*.json"))) < placement.world_size:
+        return False
+    _demand_same_software(_described(rank_reports(folder)), placement.id)
+    return True
+
+
+def _kills(scheduler: Scheduler) -> int | None:
+    """Return how often the kernel of the ranks has killed for memory; None where it cannot be asked."""
+    return None if scheduler.site else kills_for_memory()
+
+
+def _raise_if_stopped(run: Path, point: str) -> None:
+    file = stop_file(run, point)
+    if file.exists():
+        raise RunInterruptedError(
+            f"the ranks were told to end and have saved after step {load_json(file, Stop).step}",
+            place=point,
+            hint="the same command with --resume goes on from there",
+        )
+
+
+def _kind(launch: Launch) -> tuple[object, ...]:
+    """Return what launches have in common that the same ranks may run."""
+    placement = launch.placement
+    size = (placement.nodes, placement.devices_per_node)
+    return (*size, launch.script, launch.reaches_store, launch.job.imports)
 
 
 def job_text(job: Job) -> str:

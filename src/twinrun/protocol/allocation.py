@@ -80,3 +80,7 @@ class RankReport(Frozen):
     """Report of its node; only the first rank of a node gives one."""
     binding: Binding | None = None
     """Cores that it runs on, null where no device says which are near."""
+    process: int | None = None
+    """Number of its process, in the container where there is one; null in older reports."""
+    forked_from: int | None = None
+    """Number of the process that it is a fork of; null where the launcher has started it for this point."""

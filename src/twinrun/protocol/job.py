@@ -15,6 +15,8 @@ OUT_OF_MEMORY = 77
 REFUSED = 78
 # Exit status of ranks that were told to end and have saved, and the file in which the first rank says so.
 STOPPED, STOPPED_FILE = 5, "stopped.json"
+# Variable that names a folder to ranks: there the host names the points that they run after their first.
+FOLLOWING = "TWINRUN_FOLLOWING"
 
 
 class Checkpointing(Frozen):
@@ -55,6 +57,23 @@ class Job(Frozen):
     """How long a rank may be at an operation that it has done before; null learns it from those."""
     sniff_steps: Annotated[int, Field(ge=0)] = 0
     """Steps between two sniff tests of the ranks; 0 for none."""
+
+    @property
+    def imports(self) -> tuple[object, ...]:
+        """Return what decides which modules ranks import, and how; the same ranks run jobs that agree."""
+        return ()
+
+
+class FollowingPoint(Frozen):
+    """A further point of the same ranks, in `<number>.json` of the folder that FOLLOWING names.
+
+    A rank that has ended point number n well leaves the file `<n>-<rank>` there.
+    """
+
+    job: str
+    """Its job file; paths are as the ranks see them."""
+    logs: str
+    """Folder for what each rank prints, below it in a folder of the rank's number on its node."""
 
 
 class Stop(Frozen):

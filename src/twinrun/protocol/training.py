@@ -261,6 +261,11 @@ class TrainingJob(Job):
     """How power is read; null reads none."""
 
     @property
+    def imports(self) -> tuple[object, ...]:
+        """Return the trainer, the framework of the layout, and the attention: Triton may be interpreted."""
+        return self.training.trainer, self.layout and self.layout.framework, self.training.attention
+
+    @property
     def replicas(self) -> int:
         """Ranks with consecutive numbers that read the same sequences."""
         return self.layout.replicas if self.layout else 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from twinrun.execution.engine import Workspace, point_folder
@@ -81,13 +83,14 @@ class SweepRun:
         plan = self.selection.plan
         done = finished(self.workspace.run, plan, workload=self.selection.workload)
         self.display.expect(len(plan.points), done=len(done))
-        for point in plan.points:
-            if point.id in done:
-                self.display.say(f"{point.id}: finished before, not run again")
-                continue
-            outcome = self._measure(point)
-            assert outcome is not None
-            done[point.id] = self._kept(outcome)
+        left = [point for point in plan.points if point.id not in done]
+        for name in done:
+            self.display.say(f"{name}: finished before, not run again")
+        with contextlib.closing(self.ranks):
+            for point, following in zip_longest(left, left[1:]):
+                outcome = self._measure(point, stay=following is not None and _alike(point, following))
+                assert outcome is not None
+                done[point.id] = self._kept(outcome)
         return [done[point.id] for point in plan.points]
 
     def submit(self) -> list[PointOutcome]:
@@ -113,11 +116,12 @@ class SweepRun:
         self.display.point_done()
         return outcome
 
-    def _measure(self, point: Point, *, detach: bool = False) -> PointOutcome | None:
+    def _measure(self, point: Point, *, detach: bool = False, stay: bool = False) -> PointOutcome | None:
         """Return the outcome of a point, of an attempt that was submitted before or of a new one.
 
         Args:
             detach: submit another attempt where one was too large, and return None.
+            stay: whether the next point is for as many ranks, which may be the same.
         """
         plan, workload = self.selection.plan, self.selection.workload
         names = self.selection.description.points[point.id].attempts
@@ -126,7 +130,7 @@ class SweepRun:
             if detach and waiting is None:
                 self.ranks.begin(self._launch(point, place), place=place)
                 return None
-            launched = self._start(point, place, name, waiting)
+            launched = self._start(point, place, name, waiting, stay=stay)
             waiting = None
             if launched:
                 result = _result(self.workspace.run, point, workload.result)
@@ -139,6 +143,7 @@ class SweepRun:
                     hosts=launched.allocation.nodes,
                     part=point.part,
                     attempts=names[:place],
+                    processes=launched.processes,
                     **{name: getattr(numbers, name) for name in type(numbers).model_fields},
                 )
                 slow = Nose(point_folder(self.workspace.run, point.id)).new()
@@ -163,7 +168,9 @@ class SweepRun:
             hint=workload.smaller,
         )
 
-    def _start(self, point: Point, place: int, name: str, waiting: Pending | None) -> LaunchResult | None:
+    def _start(
+        self, point: Point, place: int, name: str, waiting: Pending | None, *, stay: bool
+    ) -> LaunchResult | None:
         workload = self.selection.workload
         started = f"goes on with job {waiting.handle}" if waiting else "starting"
         self.display.begin(
@@ -181,7 +188,7 @@ class SweepRun:
 
         if waiting:
             return self.ranks.collect(point, waiting, show=show)
-        return self.ranks.run(self._launch(point, place), place=place, show=show)
+        return self.ranks.run(self._launch(point, place), place=place, stay=stay, show=show)
 
     def _launch(self, point: Point, place: int) -> Launch:
         return launch_of(
@@ -192,6 +199,10 @@ class SweepRun:
             workspace=self.workspace,
             inside=self.ranks.inside,
         )
+
+
+def _alike(one: Point, other: Point) -> bool:
+    return (one.nodes, one.world_size) == (other.nodes, other.world_size)
 
 
 def _cards(point: Point, gpu: Gpu | None) -> int | None:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from twinrun.foundation.errors import InputError, TwinrunError, closest
+from twinrun.foundation.manifest import load_json
 from twinrun.protocol.checks import CheckLine, ChecksJob, CheckSpec, ChecksResult
 from twinrun.protocol.measurements import Check
 from twinrun.train.check_process import CheckError, UndecidedError, run_check
-from twinrun.train.job_files import append_line, rank_variable, read_job, report_rank, write_result
+from twinrun.train.job_files import append_line, job_argument, rank_variable, report_rank, write_result
 from twinrun.train.outcomes import Outcomes
 
 __all__ = ["CheckError", "CheckFunction", "UndecidedError", "main"]
@@ -34,7 +35,7 @@ def main(functions: Mapping[str, CheckFunction]) -> None:
     # Unwinding ends the check that runs, which has a process group of its own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        job = read_job(ChecksJob)
+        job = load_json(job_argument(), ChecksJob)
         report_rank(job)
         _refuse_unknown(job, functions)
         _import_torch()

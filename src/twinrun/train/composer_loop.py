@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from composer import Algorithm, Callback, ComposerModel, DataSpec, Event, Logger, State, Trainer
 from composer.devices import Device, DeviceCPU, DeviceGPU
-from composer.utils import dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils.data import DataLoader
@@ -80,9 +79,7 @@ def start(job: TrainingJob) -> None:
     os.environ.setdefault("NODE_RANK", os.environ.get("GROUP_RANK", "0"))
     # Composer would send metrics of runs on its makers' platform to that platform.
     os.environ["MOSAICML_PLATFORM"] = "false"
-    ranks.check_world_size(job)
-    if parallelism(job) != "single":
-        dist.initialize_dist("gpu" if job.accelerator else "cpu", timeout=TIMEOUT_SECONDS)
+    ranks.join(job, alone=parallelism(job) != "single", timeout=TIMEOUT_SECONDS)
 
 
 def parallelism(job: TrainingJob) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from twinrun.protocol.job import Job
+from twinrun.train import forks
 from twinrun.train.job_files import rank_variable
 
 # Distribution names, by the name a record uses.
@@ -60,10 +61,10 @@ def memory_bytes(device: torch.device) -> int:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory this process has held so far, in bytes."""
+    """Return the most memory this process has held so far, in bytes; a fork counts its libraries whole."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + forks.untouched_bytes()
 
 
 def held_bytes(device: torch.device) -> dict[str, int]:

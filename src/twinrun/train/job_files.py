@@ -23,7 +23,6 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from twinrun.foundation.files import write_atomically
-from twinrun.foundation.manifest import load_json
 from twinrun.foundation.redaction import cleaned
 from twinrun.protocol.allocation import IMAGE_VARIABLE, Binding, Interface, NodeReport, RankReport
 from twinrun.protocol.job import STOPPED_FILE, Job, Result, Stop
@@ -32,22 +31,30 @@ from twinrun.protocol.metrics_lines import forget
 AnyJob = TypeVar("AnyJob", bound=Job)
 
 
-def read_job(kind: type[AnyJob]) -> AnyJob:
-    """Return the job that the command line names."""
+def job_argument() -> Path:
+    """Return the file of the job that the command line names."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--job", type=Path, required=True, help="JSON file that describes the point")
-    return load_json(parser.parse_args().job, kind)
+    file: Path = parser.parse_args().job
+    return file
 
 
 # Says that ranks have begun an attempt, and may have written lines.
 STARTED_FILE = "started"
 
 
-def report_rank(job: Job, *, binding: Binding | None = None) -> None:
-    """Say which machine and cores this rank runs on; the first of a node says what it is."""
+def report_rank(job: Job, *, binding: Binding | None = None, forked_from: int | None = None) -> None:
+    """Say which machine, cores and process this rank runs on; the first of a node says what it is."""
     choose_interface()
     node = None if rank_variable("LOCAL_RANK", 0) else describe_node()
-    report = RankReport(rank=rank_variable("RANK", 0), host=platform.node(), node=node, binding=binding)
+    report = RankReport(
+        rank=rank_variable("RANK", 0),
+        host=platform.node(),
+        node=node,
+        binding=binding,
+        process=os.getpid(),
+        forked_from=forked_from,
+    )
     _write(Path(job.out) / "ranks" / f"{report.rank}.json", report)
 
 

@@ -5,6 +5,7 @@ One rank needs no group.
 
 from __future__ import annotations
 
+import datetime
 import signal
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -25,18 +26,27 @@ def check_world_size(job: Job) -> None:
         raise InputError("wrong number of ranks", place=job.point, found=started, allowed=job.world_size)
 
 
-def join(job: Job, *, alone: bool = False) -> None:
+def join(job: Job, *, alone: bool = False, timeout: float | None = None) -> None:
     """Join the other ranks, over Gloo on CPUs; the current device is this rank's already.
 
     Args:
         alone: make a group of a single rank too, as FSDP needs.
+        timeout: seconds after which a collective fails; None for what PyTorch has for the backend.
 
     Raises:
         InputError: the launcher started another number of ranks than the job has.
     """
     check_world_size(job)
     if (job.world_size > 1 or alone) and not dist.is_initialized():
-        dist.init_process_group("nccl" if job.accelerator else "gloo")
+        # The launcher's store may have met other points of the same ranks: each has names of its own there.
+        store, number, ranks = next(iter(dist.rendezvous("env://")))
+        dist.init_process_group(
+            "nccl" if job.accelerator else "gloo",
+            store=dist.PrefixStore(job.attempt, store),
+            rank=number,
+            world_size=ranks,
+            timeout=None if timeout is None else datetime.timedelta(seconds=timeout),
+        )
 
 
 def rank() -> int:

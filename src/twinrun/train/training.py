@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
 from functools import partial
 
 from twinrun.protocol.training import TrainingJob, TrainingResult
@@ -21,7 +23,7 @@ def main(*, model: Build | None = None, engine: str | None = None) -> None:
     """
     if model is not None:
         bring(model)
-    worker.main(partial(train, engine=engine))
+    worker.main(partial(train, engine=engine), load=partial(load, engine=engine))
 
 
 def train(job: TrainingJob, *, engine: str | None = None) -> TrainingResult:
@@ -34,17 +36,26 @@ def train(job: TrainingJob, *, engine: str | None = None) -> TrainingResult:
         InputError: the layout has a framework and the recipe no module for it.
         RunError: the model has another number of parameters than the manifest says.
     """
-    # Before the model is built, which imports the kernels.
+    trainer = load(job, engine=engine)
+    worker.check_parameters(job)
+    return trainer(job)
+
+
+def load(job: TrainingJob, *, engine: str | None = None) -> Callable[[TrainingJob], TrainingResult]:
+    """Import what trains `job`, and return it; jobs with the same `imports` share what is imported."""
+    # Before the model is built, or a framework imported, which imports Triton.
     if job.training.attention == attention.TRITON and not job.accelerator:
         attention.interpret_triton()
-    worker.check_parameters(job)
     if job.training.trainer == "composer" and job.layout is None:
+        handler = signal.getsignal(signal.SIGTERM)
         from twinrun.train import composer_loop
 
-        return composer_loop.train(job)
+        # The import takes it, to unwind, which waits for collectives that never end.
+        signal.signal(signal.SIGTERM, handler)
+        return composer_loop.train
     from twinrun.train import loop
 
-    return loop.train(job, engine=engine)
+    return partial(loop.train, engine=engine)
 
 
 if __name__ == "__main__":

@@ -11,20 +11,23 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NoReturn
 
+import numpy
 import torch
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from twinrun.foundation.errors import MachineError, RunError, TwinrunError
+from twinrun.foundation.manifest import load_json
 from twinrun.foundation.processes import end_with_parent
-from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED, STOPPED, Result
+from twinrun.protocol.job import FOLLOWING, OUT_OF_MEMORY, REFUSED, STOPPED, Result
 from twinrun.protocol.training import TrainingJob, TrainingResult
-from twinrun.train import attention, float8, liveness, ranks
+from twinrun.train import attention, float8, forks, liveness, ranks
 from twinrun.train import device as devices
 from twinrun.train.binding import bind
-from twinrun.train.job_files import AnyJob, read_job, report_rank, start_over, write_result, write_stop
+from twinrun.train.job_files import AnyJob, job_argument, report_rank, start_over, write_result, write_stop
 from twinrun.train.metrics import Meter
 from twinrun.train.models import DTYPES, Model, family_of
 
@@ -35,9 +38,11 @@ CHUNK = 1 << 24
 MEMORY_MESSAGES = ("can't allocate memory", "error: out of memory", "STATUS_ALLOC_FAILED")
 
 
-def main(train: Callable[[TrainingJob], TrainingResult]) -> None:
+def main(
+    train: Callable[[TrainingJob], TrainingResult], *, load: Callable[[TrainingJob], object] | None = None
+) -> None:
     """Train the point whose job the command line names, and its control runs after it; see `run`."""
-    run(functools.partial(_with_controls, train), TrainingJob)
+    run(functools.partial(_with_controls, train), TrainingJob, load=load)
 
 
 def _with_controls(train: Callable[[TrainingJob], TrainingResult], job: TrainingJob) -> TrainingResult:
@@ -51,18 +56,36 @@ def _with_controls(train: Callable[[TrainingJob], TrainingResult], job: Training
     return result.model_copy(update={"controls": tuple(controls)})
 
 
-def run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
+def run(
+    work: Callable[[AnyJob], Result],
+    kind: type[AnyJob],
+    *,
+    load: Callable[[AnyJob], object] | None = None,
+) -> None:
     """Do `work` with the job named on the command line; the first rank writes its result.
+
+    Where the host has further points for the same ranks, each is done in a fork: see `twinrun.train.forks`.
 
     Exits with OUT_OF_MEMORY when memory ran out, so that the host can try what needs less, with STOPPED
     where the ranks were told to end and have saved, and with 1 after any other failure, told on stderr.
+
+    Args:
+        load: imports what `work` needs for a job, once for all points of the same ranks.
     """
     # Ranks whose launcher was killed must not train on: who resumes the run would train beside them.
     end_with_parent(signal.SIGKILL)
     # Composer handles SIGTERM by unwinding, which waits for collectives that never end.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        _run(work, kind)
+        file, forked_from, following = job_argument(), None, os.environ.pop(FOLLOWING, None)
+        if following:
+            if load:
+                load(load_json(file, kind))
+            file, forked_from = forks.next_job(file, Path(following))
+            # As in a process that starts, whose draws without a seed are nobody else's.
+            torch.default_generator.seed()
+            numpy.random.seed()
+        _run(work, load_json(file, kind), forked_from=forked_from)
     except Exception as error:
         if isinstance(error, TwinrunError):
             sys.stderr.write(f"{error}\n")
@@ -73,14 +96,13 @@ def run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
 
 
 @record
-def _run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> None:
-    job = read_job(kind)
+def _run(work: Callable[[AnyJob], Result], job: AnyJob, *, forked_from: int | None) -> None:
     # First of all: file systems and drivers, which the next lines ask, may hang.
     liveness.watch(job)
     if ranks.rank() == 0:
         # A scheduler may have started the ranks before, and ended them.
         start_over(job)
-    report_rank(job, binding=bind() if job.accelerator else None)
+    report_rank(job, binding=bind() if job.accelerator else None, forked_from=forked_from)
     try:
         result = work(job)
     except ranks.TrainingStoppedError as stopped:

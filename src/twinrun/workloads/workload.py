@@ -207,6 +207,8 @@ class PointRecord(Numbers, Generic[PointPart]):
     part: PointPart = Field(json_schema_extra={"type": "object"})
     attempts: tuple[str, ...] = ()
     """What was tried before, and did not fit into memory."""
+    processes: tuple[str, ...] = ()
+    """Number of each rank's process, and of the one that it is a fork of; empty in older records."""
 
 
 class ControlledCurve(Frozen):
