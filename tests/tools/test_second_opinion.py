@@ -15,7 +15,7 @@ from twinrun_mamba import units
 from twinrun_mamba.targets import amd_compiler, cpu_compiler
 
 pytest.importorskip("tinygrad", reason="needs the extra `opinion`: pip install -e .[opinion]")
-from tools.kernel_code.wavefront import WITHOUT, Code, understood
+from tools.kernel_code.wavefront import WITHOUT, CompiledKernel, understood
 
 ARCHS = ("gfx90a", "gfx942")
 THREADS = 128
@@ -89,7 +89,9 @@ def test_small_kernels_give_the_bits_of_our_lanes(small: Path, name: str, arch: 
     params = [struct.pack("=qqq", out.ctypes.data, data.ctypes.data, len(data)) for out in (ours, theirs)]
     assert kernel(params[0], blocks, 0, lds) == 0
     entry = units.read(small / arch, name)
-    Code(small / arch / entry["object"], int(entry["threads"])).launch(params[1], blocks, lds, Counter())
+    CompiledKernel(small / arch / entry["object"], int(entry["threads"])).launch(
+        params[1], blocks, lds, Counter()
+    )
     if name == "check_math":
         # 2^x and 1/x to the bit. A GPU rounds each step of softplus's polynomial once, a CPU twice.
         np.testing.assert_array_equal(theirs.reshape(-1, 3)[:, :2], ours.reshape(-1, 3)[:, :2])
@@ -114,14 +116,14 @@ def test_the_scan_and_the_convolution_are_as_exact_as_in_our_lanes(
     from twinrun_mamba.launch import launcher  # noqa: PLC0415
 
     executed: Counter[str] = Counter()
-    codes: dict[str, Code] = {}
+    codes: dict[str, CompiledKernel] = {}
 
     def launch(driver: Any, index: int, start: Any) -> None:
         name = start.function
         if name not in codes:
             assert compiler.build_kernels(arch, name, objects=tmp_path, say=lambda _: None)
             entry = units.read(tmp_path / arch, name)
-            codes[name] = Code(tmp_path / arch / entry["object"], int(entry["threads"]))
+            codes[name] = CompiledKernel(tmp_path / arch / entry["object"], int(entry["threads"]))
         codes[name].launch(start.params, start.blocks, start.shared_bytes, executed)
 
     monkeypatch.setattr(drivers.Emulator, "function", lambda driver, index, image, name, shared: name)
@@ -134,7 +136,7 @@ def test_the_scan_and_the_convolution_are_as_exact_as_in_our_lanes(
             assert cases.worst(cases.errors(case, backend="emulated-64"), case) is None
     launcher.cache_clear()
     # Whether it ran or not, an instruction of these kernels has a second opinion, or is named.
-    codes |= {path.name: Code(path, 64) for path in (tmp_path / arch).glob("*.hsaco")}
+    codes |= {path.name: CompiledKernel(path, 64) for path in (tmp_path / arch).glob("*.hsaco")}
     covered, without = map(set.union, *(understood(code.instructions()) for code in codes.values()))
     assert executed.keys() <= covered | without
     assert without <= set(WITHOUT)

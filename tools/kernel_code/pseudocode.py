@@ -62,7 +62,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @dataclass
-class Local:
+class Variable:
     """A variable that was declared with so many elements."""
 
     kind: str
@@ -270,10 +270,10 @@ class Statements(Expressions):
             self.next("]")
 
         def run(env: Environment, mask: Mask) -> Mask:
-            if name not in env or (count and not isinstance(env[name], (Local, list))):
+            if name not in env or (count and not isinstance(env[name], (Variable, list))):
                 words = -(-int(width) // 32)
                 zero = np.zeros(np.shape(mask), np.uint32)
-                env[name] = Local(kind, int(width), [zero] * count) if count else Bits([zero] * words)
+                env[name] = Variable(kind, int(width), [zero] * count) if count else Bits([zero] * words)
             return mask
 
         return run
@@ -426,7 +426,7 @@ def _indexed(value: Any, index: Any) -> Any:
         return value.file[int(raw(index)[0]), value.lane]
     if hasattr(value, "load"):
         return Access(value, index)
-    elements = value.elements if isinstance(value, Local) else value if isinstance(value, list) else None
+    elements = value.elements if isinstance(value, Variable) else value if isinstance(value, list) else None
     if elements is None:
         return raw(value) >> raw(index) & np.uint64(1)
     if np.ndim(index) == 0:
@@ -454,7 +454,7 @@ def _set(env: Environment, name: str, parts: list[tuple[str, Any]], value: Any, 
     elif name == "VGPR":
         lane, register = raw(index[0]).astype(int), int(raw(index[1])[0])
         env[name].file[register, lane[mask]] = np.broadcast_to(raw(value), mask.shape)[mask]
-    elif index and isinstance(env[name], Local):
+    elif index and isinstance(env[name], Variable):
         target = env[name]
         if target.kind == "F":
             value = np.asarray(value, f"f{target.width // 8}")

@@ -71,7 +71,7 @@ def meaning(op: Any) -> Statement | None:
     return pseudocode.read(text)
 
 
-class Memory:
+class Bytes:
     """Bytes by address: LDS where it has an array, else this process's own."""
 
     def __init__(self, data: Any, mask: Any = ONE) -> None:
@@ -109,7 +109,7 @@ PROCESS = np.asarray(_Process())
 class Wavefront:
     """64 lanes: their registers, and where they are in the code."""
 
-    def __init__(self, code: Code, block: int, first: int, params: Any, lds: Any) -> None:
+    def __init__(self, code: CompiledKernel, block: int, first: int, params: Any, lds: Any) -> None:
         self.code, self.lds, self.pc, self.state = code, lds, code.entry, "runs"
         self.scalar = np.full(128, 0xDEADBEEF, np.uint32)
         # A NaN, as what was never written.
@@ -164,7 +164,7 @@ class Wavefront:
             step(self)
 
 
-class Code:
+class CompiledKernel:
     """One kernel of a code object."""
 
     def __init__(self, path: Path, threads: int) -> None:
@@ -305,7 +305,7 @@ def _access(one: Any, done: Statement, wave: Wavefront) -> None:
         address = np.array([wave.pair(_number(one, "sbase")) + offset - PAGE], np.int64)
         # The registers are the results as well: the address is read first.
         env = {
-            "MEM": Memory(PROCESS),
+            "MEM": Bytes(PROCESS),
             "SBASE": Bits.of(0, 1),
             "SOFFSET": Bits.of(0, 1),
             "OFFSET": Bits.of(0, 1),
@@ -340,7 +340,7 @@ def _access(one: Any, done: Statement, wave: Wavefront) -> None:
             base = base + wave.pair(_number(one, "saddr"))
         base = base + ((one.offset ^ 1 << 12) - (1 << 12)) - PAGE
         env = {"SADDR": Bits.of(0, 1), "OFFSET": Bits.of(0, 1)}
-    env |= {"MEM": Memory(memory, mask), "ADDR": Bits.of(base, 2)}
+    env |= {"MEM": Bytes(memory, mask), "ADDR": Bits.of(base, 2)}
     env["CalcDsAddr"] = env["CalcGlobalAddr"] = lambda *_: base
     loads = "LOAD" in name or "READ" in name
     if loads:

@@ -153,7 +153,7 @@ def _locked(stack: str, project: Project) -> tuple[str, ...]:
 
 
 def _build(version: str) -> str:
-    """Return what a version is built for, without digits: `rocm` of 2.7.1+rocm6.3."""
+    """Return what a version is built for: the letters after its plus sign."""
     return version.partition("+")[2].rstrip("0123456789.")
 
 
