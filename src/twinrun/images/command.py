@@ -166,12 +166,11 @@ def plan_lines(plan: BuildPlan) -> list[str]:
         f"layers    {', '.join(plan.stages)}",
         f"files     {', '.join(f'{count} {folder}' for folder, count in counts.items())}",
     ]
-    compiled = plan.stack.stack.compiled_archs()
+    compiled = plan.stack.stack.archs
     if plan.kernels or compiled:
         # The Dockerfile compiles kernels for the emulation on the processor too.
         targets = [*compiled, *(["the processor"] if plan.kernels else [])]
         lines.append(f"compiled  {', '.join(plan.kernels) or 'nothing'}  (for {', '.join(targets)})")
-    lines += [f"left out  {one.arch}: {one.because}" for one in plan.stack.stack.uncompiled]
     lines += map(str, plan.attested_wheels)
     if plan.unverified:
         lines.append(f"on trust  {', '.join(plan.unverified)}")

@@ -47,7 +47,7 @@ class BuildPlan(Frozen):
         """Return the build arguments of the Dockerfile."""
         return {
             "PYTHON": self.stack.stack.interpreter(),
-            "ARCHS": " ".join(self.stack.stack.compiled_archs()),
+            "ARCHS": " ".join(self.stack.stack.archs),
             "SOURCE_DATE_EPOCH": str(self.epoch),
         }
 
@@ -71,8 +71,7 @@ class BuildPlan(Frozen):
         return {
             "image": self.image,
             "platform": self.stack.stack.platform,
-            "archs": list(self.stack.stack.compiled_archs()),
-            "uncompiled": {one.arch: one.because for one in self.stack.stack.uncompiled},
+            "archs": list(self.stack.stack.archs),
             "base": self.base,
             "layers": ["base", *self.stages],
             "files": dict(counts),
@@ -144,7 +143,7 @@ def _labels(
         # The clock of a build would make each image another one.
         "org.opencontainers.image.created": rfc3339(epoch),
         "dev.twinrun.stack": loaded.stack.name,
-        "dev.twinrun.archs": " ".join(loaded.stack.compiled_archs()),
+        "dev.twinrun.archs": " ".join(loaded.stack.archs),
         "dev.twinrun.lock-sha256": loaded.lock_sha256,
         INPUTS_LABEL: loaded.inputs_sha256,
         "dev.twinrun.attested": ", ".join(attested),

@@ -73,14 +73,6 @@ class Collectives(Frozen):
     """A lock and its entry, as in `apt.lock: librccl1`, or the document that pairs it with the toolkit."""
 
 
-class UncompiledArchitecture(Frozen):
-    """An architecture of the stack that its compiler has no code for: baked kernels are left out there."""
-
-    arch: Arch
-    because: Line
-    """Which compiler does not know it, and which is the first that does."""
-
-
 class Stack(Frozen):
     """stack.toml."""
 
@@ -95,9 +87,7 @@ class Stack(Frozen):
     platform: Annotated[str, Field(pattern=r"^linux/[a-z0-9]+$")] = "linux/amd64"
     """Operating system and processor, as registries name them."""
     archs: tuple[Arch, ...] = ()
-    """GPU architectures that the stack is for; none for a stack without GPU code."""
-    uncompiled: tuple[UncompiledArchitecture, ...] = ()
-    """Those of `archs` that baked kernels are not compiled for."""
+    """GPU architectures that the stack and its kernels are for; none for a stack without GPU code."""
     kernels: tuple[Name, ...] = ()
     """Recipes whose kernels are baked in."""
     packages: tuple[DebianName, ...] = ()
@@ -125,14 +115,7 @@ class Stack(Frozen):
         check_attestations(self.attested, python=self.python, platform=self.platform)
         if self.attested and self.index is None:
             raise ValueError("attested wheels need the address of their `index`")
-        unknown = {one.arch for one in self.uncompiled} - set(self.archs)
-        if unknown:
-            raise ValueError(f"uncompiled: {', '.join(sorted(unknown))} is not among `archs`")
         return self
-
-    def compiled_archs(self) -> tuple[str, ...]:
-        """Return the GPU architectures that baked kernels are compiled for."""
-        return tuple(arch for arch in self.archs if arch not in {one.arch for one in self.uncompiled})
 
     def interpreter(self) -> str:
         """Return the version of the interpreter in the image, for example `3.11`."""
@@ -353,8 +336,7 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
 def _lock_sha256(folder: Path, stack: Stack) -> str:
     """Return the digest that names the image: of the locks, and of what else goes into it."""
     content: dict[str, object] = {path.name: sha256_of_file(path) for path in expected_stamps(folder, stack)}
-    content |= stack.model_dump(mode="json", include={"python", "platform", "kernels"})
-    content["archs"] = list(stack.compiled_archs())
+    content |= stack.model_dump(mode="json", include={"python", "platform", "kernels", "archs"})
     return sha256_of_bytes(canonical_json(content).encode())
 
 
