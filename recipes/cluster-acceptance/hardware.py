@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+from clocks import clocks_under_load
+
 from twinrun.protocol.checks import ChecksJob
 from twinrun.train.checks import CheckError, UndecidedError
 
@@ -15,8 +17,8 @@ STATUS = Path("/proc/self/status")
 CLASSES = ("0x03", "0x12")
 
 
-def enumerate_gpus(job: ChecksJob) -> None:
-    """Open every GPU that the ranks of this node need."""
+def enumerate_gpus(job: ChecksJob) -> str:
+    """Open every GPU that the ranks of this node need, and say their clocks while all of them work."""
     import torch  # noqa: PLC0415 - only in the check's own process
 
     if not job.accelerator:
@@ -31,6 +33,7 @@ def enumerate_gpus(job: ChecksJob) -> None:
     models = {torch.cuda.get_device_name(index) for index in range(found)}
     if len(models) > 1:
         raise CheckError(f"GPUs of several models: {', '.join(sorted(models))}", remedy="exclude the node")
+    return clocks_under_load(job.power, found)
 
 
 def network_topology(job: ChecksJob) -> None:

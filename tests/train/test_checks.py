@@ -23,6 +23,7 @@ from twinrun.train.checks import CheckError, main
 
 def good(job):
     print("looked at", job.point)
+    return "it is there"
 
 def bad(job):
     raise CheckError("the link is down", remedy="reseat the cable")
@@ -137,7 +138,7 @@ def run(job: ChecksJob, *, first: str = "") -> list[Check]:
 def test_a_check_passes_fails_or_finds_out_nothing(tmp_path: Path) -> None:
     found = run(job_of(tmp_path, ["good", "bad", "broken", "crash", "leave"]))
     assert [(one.id, one.outcome, one.reason) for one in found] == [
-        ("good", "pass", ""),
+        ("good", "pass", "it is there"),
         ("bad", "fail", "the link is down"),
         ("broken", "unknown", "ValueError: no such file"),
         ("crash", "unknown", "ended by SIGABRT"),

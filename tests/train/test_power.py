@@ -42,9 +42,9 @@ int %(open)s(const char *address, void **handle) {
     *handle = &started;
     return 0;
 }
-int %(read)s(void *handle, unsigned int *power) {
+int %(read)s(void *handle, %(kind)s unsigned int *power) {
     FILE *file = fopen(getenv("PLAYED_POWER"), "r");
-    if (!file || handle != &started) return 3;
+    if (!file || handle != &started || %(wrong)s) return 3;
     int found = fscanf(file, "%%u", power);
     fclose(file);
     return found != 1;
@@ -52,14 +52,19 @@ int %(read)s(void *handle, unsigned int *power) {
 """
 
 
-def build_library(folder: Path, power: PowerSensors) -> Path:
+def build_library(folder: Path, power: PowerSensors, *, kind: str = "sensor") -> Path:
     """Compile a library that offers what the manifest calls; return it, loaded as a runtime is."""
-    sensor, folder = power.sensor[0], folder / "lib"
+    sensor, folder = getattr(power, kind)[0], folder / "lib"
     folder.mkdir()
     assert sensor.library
     assert power.address
     source, file = folder / "played.c", folder / "libcudart.so.0"
-    names = sensor.library.model_dump() | {"address": power.address.function}
+    asks = sensor.library.asks
+    names = sensor.library.model_dump() | {
+        "address": power.address.function,
+        "kind": "int kind," if asks else "",
+        "wrong": f"kind != {asks[0]}" if asks else "0",
+    }
     source.write_text(LIBRARY % names)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(file), str(source)], check=True)
     ctypes.CDLL(str(file))
@@ -69,7 +74,8 @@ def build_library(folder: Path, power: PowerSensors) -> Path:
 def in_tree(root: Path, vendor: str) -> PowerSensors:
     """Return a vendor's sensors, whose files lie in a tree of the test."""
     power = VENDORS[vendor].power
-    moved = [one.model_copy(update={"files": f"{root}{one.files}"}) for one in power.sensor if one.files]
+    every = power.sensor + power.clock
+    moved = [one.model_copy(update={"files": f"{root}{one.files}"}) for one in every if one.files]
     return PowerSensors(sensor=tuple(moved), address=power.address)
 
 
@@ -125,7 +131,7 @@ def reading(power: PowerSensors, **changed: object) -> PowerReading:
     return PowerReading.model_validate(power.model_dump() | changed)
 
 
-@pytest.mark.parametrize("power_file", ["power1_average", "power1_input"])
+@pytest.mark.parametrize("power_file", ["power1_average", "power1_input", "freq1_input"])
 def test_a_card_is_read_from_its_own_file_by_its_address(
     make_job: MakeJob, tmp_path: Path, power_file: str
 ) -> None:
@@ -145,18 +151,19 @@ def test_a_card_is_read_from_its_own_file_by_its_address(
     assert meter.needed == 1
 
 
+@pytest.mark.parametrize("kind", ["sensor", "clock"])
 def test_a_library_is_called_as_the_manifest_says(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     power = VENDORS["cuda"].power
-    file, played = build_library(tmp_path, power), placed(tmp_path, "power", 693_500)
+    file, played = build_library(tmp_path, power, kind=kind), placed(tmp_path, "power", 693_500)
     monkeypatch.setenv("PLAYED_POWER", str(played))
-    sensor = power.sensor[0]
+    sensor = getattr(power, kind)[0]
     assert sensor.library
     own = sensor.model_copy(update={"library": sensor.library.model_copy(update={"file": str(file)})})
     power = power.model_copy(update={"sensor": (own,)})
     meter = PowerMeter(make_job().model_copy(update={"accelerator": True}), reading(power))
-    assert sampled(meter, seconds=0.5) == [693.5] * 4
+    assert sampled(meter, seconds=0.5) == [693_500 * sensor.unit] * 4
     source = meter.source()
     meter.end()
     assert source.sensor == "NVML"
@@ -206,7 +213,7 @@ def test_two_ranks_of_a_node_share_what_one_of_them_reads(make_job: MakeJob, tmp
         ((), NO_SENSOR),
         (VENDORS["cpu"].power.sensor, "RAPL packages: no file"),
         (VENDORS["cuda"].power.sensor, "NVML: the runtime does not say where the device is on the PCI bus"),
-        ((PowerSensor(name="die", of="node", files="{root}/zero", unit=1),), "die: it says 0 W"),
+        ((PowerSensor(name="die", of="node", files="{root}/zero", unit=1),), "die: it says 0"),
         ((PowerSensor(name="text", of="node", files="{root}/text", unit=1),), "text: could not convert"),
     ],
 )

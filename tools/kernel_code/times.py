@@ -45,11 +45,20 @@ class TimedDevice:
     registers: int
 
 
-# Units and bandwidth of images/gpus.toml, by device; clocks: data sheets. The share of bandwidth that a copy
-# gets is measured for the H100 (3.02 of 3.35 TB/s, records of this repository) and assumed for the others.
+PEAK_GHZ = {
+    row["id"]: row.get("clock_mhz", 0) / 1e3
+    for row in tomllib.loads((ROOT / "images" / "gpus.toml").read_text(encoding="utf-8"))["gpu"]
+}
+# Units and bandwidth of images/gpus.toml, by device; the H100's clock: data sheets. The share of bandwidth
+# that a copy gets is measured for the H100 (3.02 of 3.35 TB/s, records of this repository), and assumed for
+# the others.
 DEVICES = {
-    "mi250": TimedDevice(units=104, parts=4, clock=1.7, bandwidth=1638 * 0.79, lanes=64, registers=512),
-    "mi300x": TimedDevice(units=304, parts=4, clock=2.1, bandwidth=5300 * 0.75, lanes=64, registers=512),
+    "mi250": TimedDevice(
+        units=104, parts=4, clock=PEAK_GHZ["mi250"], bandwidth=1638 * 0.79, lanes=64, registers=512
+    ),
+    "mi300x": TimedDevice(
+        units=304, parts=4, clock=PEAK_GHZ["mi300x"], bandwidth=5300 * 0.75, lanes=64, registers=512
+    ),
     "h100-80gb": TimedDevice(units=132, parts=4, clock=1.755, bandwidth=3350 * 0.9, lanes=32, registers=512),
 }
 ARCHS = {"gfx90a": "mi250", "gfx942": "mi300x", "sm90": "h100-80gb"}

@@ -17,14 +17,27 @@ import pytest
 
 from tests.ranks import run_ranks
 from twinrun.foundation.manifest import load_json
+from twinrun.manifests.vendor import load_gpus, load_vendors
 from twinrun.protocol.checks import ChecksResult
 from twinrun.protocol.measurements import Check
+from twinrun.protocol.power import PowerReading
 from twinrun.train.checks import CheckError, UndecidedError
 
 RECIPE = Path(__file__).parents[1]
+ROOT = RECIPE.parents[1]
 MANIFEST = tomllib.loads((RECIPE / "recipe.toml").read_text(encoding="utf-8"))
 SPECS = {one["id"]: one for one in MANIFEST["checks"]["check"]}
-MODULES = ("peers", "hardware", "scheduler", "workers", "messages", "performance", "training", "storage")
+MODULES = (
+    "peers",
+    "clocks",
+    "hardware",
+    "scheduler",
+    "workers",
+    "messages",
+    "performance",
+    "training",
+    "storage",
+)
 torch_needed = pytest.mark.skipif(find_spec("torch") is None, reason="needs the packages of a stack")
 
 
@@ -208,6 +221,64 @@ def test_memory_of_another_die_is_named(tmp_path: Path, node: str, allowed: str,
     (tmp_path / "status").write_text(f"Name:\tpython\nMems_allowed:\tff\nMems_allowed_list:\t{allowed}\n")
     found = importlib.import_module("hardware").distant_memory(tmp_path, tmp_path / "status")
     assert (f"NUMA node {node}" in found) == wrong
+
+
+@pytest.mark.parametrize(
+    ("row", "peak", "mhz", "said"),
+    [
+        ("mi300x", 2100, [1260, 1255, 1265, 1250], "device 0 1260 MHz (60% of the peak)"),
+        (
+            "mi300x",
+            2100,
+            [1260, 1255, 1265, 1250],
+            "row mi300x of images/gpus.toml has 2100 MHz; all are below",
+        ),
+        ("mi300x", 2100, [1700, 1700, 900, 1690], "!clocked below its peers: device 2; "),
+        ("h200", 1980, [1980, 1980, 1980, 1395], "!clocked below its peers: device 3; "),
+        ("h200", 1980, [1980, 1905, 1980, 1950], "row h200 of images/gpus.toml has 1980 MHz"),
+        ("h200", 1980, [1980, 900], "2 of the 3 devices that a comparison needs"),
+        ("b200", None, [1800, 1800, 1790], "row b200 of images/gpus.toml names no clock"),
+        (None, None, [1800, 1800, 1790], "no row of images/gpus.toml is this GPU"),
+    ],
+)
+def test_a_clock_under_load_is_held_against_its_peers_and_said_beside_the_table(
+    row: str | None, peak: float | None, mhz: list[float], said: str
+) -> None:
+    if row:
+        assert load_gpus(ROOT)[row].clock_mhz == peak
+    clocks, reading = importlib.import_module("clocks"), PowerReading(gpu=row, clock_mhz=peak)
+    played = {f"device {place}": value for place, value in enumerate(mhz)}
+    if not said.startswith("!"):
+        assert said in clocks.judged(played, reading)
+        return
+    with pytest.raises(CheckError, match=said[1:]) as caught:
+        clocks.judged(played, reading)
+    assert "row " in str(caught.value)
+    assert caught.value.remedy
+
+
+def test_the_clocks_of_a_played_node_are_those_under_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks = importlib.import_module("clocks")
+    for name, seconds in (("SETTLED_SECONDS", 0.1), ("SECONDS", 0.3)):
+        monkeypatch.setattr(clocks, name, seconds)
+    power = load_vendors(ROOT)["rocm"].power
+    moved = tuple(one.model_copy(update={"files": f"{tmp_path}{one.files}"}) for one in power.clock)
+    reading = PowerReading(address=power.address, clock=moved)
+    addresses, files = ("0000:c1:00.0", "0000:c2:00.0"), []
+    for address in addresses:
+        files.append(tmp_path / f"sys/bus/pci/devices/{address}/hwmon/hwmon3/freq1_input")
+        files[-1].parent.mkdir(parents=True)
+        files[-1].write_text("132000000\n")
+
+    def busy() -> None:
+        for file, hertz in zip(files, (1260000000, 1700000000), strict=True):
+            file.write_text(f"{hertz}\n")
+
+    assert clocks.medians(reading, addresses, busy) == {"device 0": 1260, "device 1": 1700}
+    with pytest.raises(clocks.NoPowerError, match="no file"):
+        clocks.medians(reading, ["0000:c3:00.0"], busy)
 
 
 def test_the_slow_one_of_alike_peers_is_found() -> None:

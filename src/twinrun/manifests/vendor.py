@@ -93,6 +93,8 @@ class Gpu(Frozen):
     """Rate of a device to the others of its node by all links, in one direction, as its data sheet says."""
     power_w: PositiveNumber | None = None
     """Most that a card draws, as its data sheet says."""
+    clock_mhz: PositiveNumber | None = None
+    """Peak engine clock; under load a power limit may keep it lower."""
     source: str
 
     @property
@@ -196,7 +198,7 @@ class Vendor(Frozen):
     probe: tuple[Probe, ...] = ()
     """Tried in order until one names a device."""
     power: PowerSensors = PowerSensors()
-    """How the power of devices is read while they train."""
+    """How power and clocks of devices are read while they work."""
 
 
 def load_gpus(root: Path) -> dict[str, Gpu]:

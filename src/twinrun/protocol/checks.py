@@ -10,6 +10,7 @@ from pydantic import Field
 from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.job import Job, Result
 from twinrun.protocol.measurements import Check
+from twinrun.protocol.power import PowerReading
 
 Scope = Literal["device", "node", "allocation"]
 
@@ -29,6 +30,7 @@ class ChecksJob(Job):
     """The checks of one placement."""
 
     checks: tuple[CheckSpec, ...]
+    power: PowerReading | None = None
 
 
 class CheckLine(Frozen):

@@ -1,4 +1,4 @@
-"""How the power of devices is read, as vendors name it, and what the ranks of a training say of it.
+"""How power and clocks of devices are read, as vendors name it, and what ranks say of their power.
 
 What a sensor measures is a card, which may be several devices, or all processors of a node.
 """
@@ -28,11 +28,13 @@ class PowerLibrary(Frozen):
     open: str
     """Function of the PCI address, a string, and of where to put the device's handle, a pointer."""
     read: str
-    """Function of that handle and of where to put the power, an unsigned int."""
+    """Function of that handle, of what `asks` has, and of where to put the number, an unsigned int."""
+    asks: tuple[int, ...] = ()
+    """Further arguments: which of several numbers is read."""
 
 
 class PowerSensor(Frozen):
-    """One way to read power."""
+    """One way to read power, or a clock."""
 
     name: str
     """Name of the source in records."""
@@ -46,7 +48,7 @@ class PowerSensor(Frozen):
     counts: Literal["power", "energy"] = "power"
     """Whether the number is the power, or energy that adds up."""
     unit: Annotated[float, Field(gt=0)]
-    """Watts, or joules, in one unit of the number."""
+    """Watts, joules or MHz in one unit of the number."""
     wraps: str | None = None
     """File beside that of an energy, with the number after which it starts again at 0."""
 
@@ -75,19 +77,25 @@ class PowerSensors(Frozen):
 
     address: AddressFunction | None = None
     sensor: tuple[PowerSensor, ...] = ()
+    clock: tuple[PowerSensor, ...] = ()
+    """Ways to read the engine clock of a device."""
 
     @model_validator(mode="after")
     def _addressed(self) -> PowerSensors:
-        for one in self.sensor:
+        for one in self.sensor + self.clock:
             if self.address is None and (one.library or ADDRESS in (one.files or "")):
                 raise ValueError(f"power sensor `{one.name}` needs `address`")
         return self
 
 
 class PowerReading(PowerSensors):
-    """What the ranks of a job are told of power."""
+    """What the ranks of a job are told of power and clocks."""
 
     devices_per_card: Positive = 1
+    gpu: str | None = None
+    """Row of images/gpus.toml; null for a card that has none."""
+    clock_mhz: float | None = None
+    """Peak engine clock of that row; null where it names none."""
 
 
 class SampledDevice(Frozen):

@@ -107,9 +107,11 @@ def shared_settings(
 
 
 def _power(selection: Selection) -> PowerReading:
-    """Return how the ranks read power; a card that the table does not know is taken for one device."""
-    per_card = selection.gpu.devices_per_card if selection.gpu else 1
-    return PowerReading(**selection.vendor.power.model_dump(), devices_per_card=per_card)
+    """Return how the ranks read power and clocks; a card that the table does not know is one device."""
+    sensors, gpu = selection.vendor.power.model_dump(), selection.gpu
+    if gpu is None:
+        return PowerReading(**sensors)
+    return PowerReading(**sensors, devices_per_card=gpu.devices_per_card, gpu=gpu.id, clock_mhz=gpu.clock_mhz)
 
 
 def launch_of(

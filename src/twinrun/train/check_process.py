@@ -42,7 +42,7 @@ class UndecidedError(Exception):
 
 def run_check(
     spec: CheckSpec,
-    function: Callable[[], None],
+    function: Callable[[], str | None],
     *,
     place: str,
     variables: Mapping[str, str],
@@ -81,7 +81,7 @@ def run_check(
     return Check.model_validate_json(json.dumps(content))
 
 
-def _child(function: Callable[[], None], writer: int) -> NoReturn:
+def _child(function: Callable[[], str | None], writer: int) -> NoReturn:
     """Write what `function` finds as a line of JSON, and end."""
     # With a group of its own it is killed with all that it has started.
     os.setpgid(0, 0)
@@ -94,9 +94,9 @@ def _child(function: Callable[[], None], writer: int) -> NoReturn:
     os._exit(0)
 
 
-def _answer(function: Callable[[], None]) -> dict[str, Any]:
+def _answer(function: Callable[[], str | None]) -> dict[str, Any]:
     try:
-        function()
+        said = function()
     except CheckError as failed:
         found = {"reason": failed.reason, "remedy": failed.remedy, "nodes": failed.nodes}
         return {"outcome": "fail", **found}
@@ -105,7 +105,7 @@ def _answer(function: Callable[[], None]) -> dict[str, Any]:
     except BaseException as error:
         traceback.print_exc()
         return {"outcome": "unknown", "reason": f"{type(error).__name__}: {error}"}
-    return {"outcome": "pass", "reason": ""}
+    return {"outcome": "pass", "reason": said or ""}
 
 
 def _read_line(reader: int, *, deadline: float, is_over: Callable[[], bool]) -> bytes | None:

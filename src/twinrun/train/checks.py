@@ -19,7 +19,7 @@ from twinrun.train.outcomes import Outcomes
 
 __all__ = ["CheckError", "CheckFunction", "UndecidedError", "main"]
 
-CheckFunction = Callable[[ChecksJob], None]
+CheckFunction = Callable[[ChecksJob], str | None]
 # Of the outcomes of all ranks together the first counts.
 SEVERITY = ("fail", "unknown", "pass")
 # On a file system that many nodes read at once.
@@ -29,8 +29,8 @@ IMPORT_SECONDS = 120.0
 def main(functions: Mapping[str, CheckFunction]) -> None:
     """Run the checks of the job that the command line names; the first rank writes the result.
 
-    A function passes by returning, fails by raising `Failed`, and finds out nothing by raising `Unknown` or
-    any other exception.
+    A function passes by returning None, or what it saw, fails by raising `CheckError`, and finds out nothing
+    by raising `UndecidedError` or any other exception.
     """
     # Unwinding ends the check that runs, which has a process group of its own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

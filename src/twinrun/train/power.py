@@ -40,7 +40,8 @@ class PowerMeter:
         if not self._reading.sensor:
             self._reason = NO_SENSOR
         elif wanted:
-            address = _address(self._reading.address) if self._reading.address and job.accelerator else None
+            asked = self._reading.address if job.accelerator else None
+            address = pci_address(asked, rank_variable("LOCAL_RANK", 0))
             self._start(SampledDevice(pid=os.getpid(), address=address, sensor=wanted))
 
     @property
@@ -125,14 +126,16 @@ class PowerMeter:
             self._samples.append((float(first), float(second)))
 
 
-def _address(asked: AddressFunction) -> str | None:
-    """Return the PCI address of this rank's device, None where the runtime that was loaded does not say."""
+def pci_address(asked: AddressFunction | None, device: int) -> str | None:
+    """Return the PCI address of a device, None where the runtime that was loaded does not say."""
+    if asked is None:
+        return None
     maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     files = dict.fromkeys(line.split(maxsplit=5)[-1] for line in maps if "/" in line)
     loaded = [name for name in files if re.fullmatch(asked.library, Path(name).name)]
     text = ctypes.create_string_buffer(32)
     for name in loaded:
         with contextlib.suppress(OSError, AttributeError):
-            if ctypes.CDLL(name)[asked.function](text, len(text), rank_variable("LOCAL_RANK", 0)) == 0:
+            if ctypes.CDLL(name)[asked.function](text, len(text), device) == 0:
                 return text.value.decode().lower()
     return None

@@ -31,7 +31,7 @@ class NoPowerError(Exception):
 
 
 class Sampler:
-    """Reads one sensor, watts at a time."""
+    """Reads one sensor, a number at a time."""
 
     def __init__(self, sensor: PowerSensor, *, address: str | None) -> None:
         if sensor.of == "card" and address is None:
@@ -44,8 +44,8 @@ class Sampler:
         self._last: list[tuple[float, float]] = []
         self._last = self._numbers()
 
-    def watts(self) -> float:
-        """Return the power now or, where the sensor counts energy, since the last call."""
+    def value(self) -> float:
+        """Return the power or clock now or, where the sensor counts energy, since the last call."""
         before, self._last = self._last, self._numbers()
         if self._sensor.counts == "power":
             return sum(number for _, number in self._last) * self._sensor.unit
@@ -88,7 +88,7 @@ def _library(named: PowerLibrary, address: str) -> ReadNumber:
             raise NoPowerError(f"{name} returns {status}")
 
     def read() -> float:
-        call(named.read, device, ctypes.byref(found))
+        call(named.read, device, *named.asks, ctypes.byref(found))
         return float(found.value)
 
     call(named.start)
@@ -104,9 +104,9 @@ def choose(device: SampledDevice) -> tuple[PowerSensor, Sampler]:
             sampler = Sampler(sensor, address=device.address)
             # The second die of a card has a sensor that says 0. An energy needs time between two readings.
             time.sleep(PERIOD_SECONDS)
-            if sampler.watts() > 0:
+            if sampler.value() > 0:
                 return sensor, sampler
-            reasons.append(f"{sensor.name}: it says 0 W")
+            reasons.append(f"{sensor.name}: it says 0")
         except (NoPowerError, AttributeError, OSError, ValueError) as error:
             reasons.append(f"{sensor.name}: {error}")
     raise NoPowerError("; ".join(reasons))
@@ -118,7 +118,7 @@ def samples(sampler: Sampler, *, ended: Callable[[float], bool]) -> Iterator[tup
     while not ended(max(0.0, due - time.monotonic())):
         # A driver that is busy, or a device that is reset, is no reason to end.
         with contextlib.suppress(NoPowerError, OSError, ValueError):
-            watts = sampler.watts()
+            watts = sampler.value()
             yield time.monotonic(), watts
         due = max(due + PERIOD_SECONDS, time.monotonic())
 

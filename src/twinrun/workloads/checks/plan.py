@@ -105,7 +105,7 @@ def as_written(
 def job(part: ChecksPlan, point: Point[ChecksPoint], _attempt: int, run: Run) -> ChecksJob:
     """Return the job of a point."""
     return ChecksJob(
-        **run.model_dump(exclude={"power"}),
+        **run.model_dump(),
         point=point.id,
         world_size=point.world_size,
         checks=part.checks,
