@@ -258,9 +258,12 @@ def _at_score(recipe: str, claim: Claim, value: float) -> Record:
 
 
 def _at_kept_fall(recipe: str, _claim: Claim, value: float) -> Record:
-    """Return a training whose loss falls from 10 to 3, and rises again for its last third."""
+    """Return a training whose loss falls from 10 to 3, and rises again for its last third, with noise."""
     falling = [10 - 7 * step / 100 for step in range(100)]
-    return evaluated(plan(recipe, gpu=GPU), {}, losses=(*falling, *[3.0] * 100, *[10 - 7 * value] * 100))
+    losses = (*falling, *[3.0] * 100, *[10 - 7 * value] * 100)
+    return evaluated(
+        plan(recipe, gpu=GPU), {}, losses=[loss + step / 1e9 for step, loss in enumerate(losses)]
+    )
 
 
 def evaluated(made: Plan, scores: Mapping[str, float], *, losses: Sequence[float] = LOSSES) -> Record:

@@ -57,6 +57,11 @@ def losses(content: Content, change: Callable[[list[float]], list[float]]) -> No
             one["values"] = change(one["values"])
 
 
+def zero_at_the_last_point(content: Content) -> None:
+    values = content["points"][-1]["series"][0]["values"]
+    values[len(values) // 2] = 0.0
+
+
 def wrong_result(content: Content) -> None:
     point = content["points"][0]
     for one in point["measurements"]:
@@ -289,6 +294,11 @@ DECEPTIONS: dict[str, tuple[str, Callable[[Content], None]]] = {
         "legs",
         lambda one: losses(one, lambda values: [*values[:50], *[9.0] * len(values[50:])]),
     ),
+    "one loss at half of the steps": (
+        "legs",
+        lambda one: losses(one, lambda values: [*values[::2], *[values[-1]] * (len(values) // 2)]),
+    ),
+    "losses of 0 at another point": ("layouts", zero_at_the_last_point),
     "no order": ("sweep", without_orders),
     "other names of devices": ("sweep", other_names),
     "other names everywhere": ("sweep", other_names_everywhere),

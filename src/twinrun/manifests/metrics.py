@@ -65,6 +65,8 @@ class Evidence(Reach):
     """Relative rise of a series over its start with which the training has diverged."""
     least_fall: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of its start by which a series must fall before two that coincide are held to be one."""
+    most_equal: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of the steps of a series that may have one value, unrounded; none may then be 0 or below."""
     bounds: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     """Largest envelope of two curves where no claim says one, by the arithmetic's type."""
     above_chance: Annotated[float, Field(ge=0)] | None = None

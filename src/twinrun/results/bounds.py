@@ -6,6 +6,7 @@ Bounds are data: those of a device in images/gpus.toml, those of a metric in rec
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
@@ -35,6 +36,7 @@ def excesses(record: Record, project: Project) -> tuple[Gap, ...]:
         # A number that there cannot be leaves nothing of its record; a curve tells of its own training.
         for of, outside in (
             ("", _of_measurements(record, project.metrics, point, on)),
+            ("", _no_losses(project.metrics, point)),
             (point.id, _of_curves(project.metrics, point, described)),
         ):
             found += [
@@ -53,6 +55,22 @@ def _of_measurements(
 ) -> Iterator[Outside]:
     for one in point.measurements:
         yield from _outside(one, metrics[one.metric], gpu, record)
+
+
+def _no_losses(metrics: Mapping[str, Metric], point: PointRecord) -> Iterator[Outside]:
+    """Yield the first value of a curve that no loss has, and the one that it has at too many of its steps."""
+    for series in point.series:
+        path, share = f"series.{series.id}.values", metrics[series.metric].evidence.most_equal
+        if share is None:
+            continue
+        for step, value in enumerate(series.values):
+            if not math.isfinite(value) or value <= 0:
+                yield f"{path}.{step}", f"{value:g}", "above 0, and finite"
+                break
+        most = max(2, int(share * len(series.values)))
+        for value, steps in Counter(series.values).most_common(1):
+            if steps > most:
+                yield path, f"{value!r} at {steps} steps", f"at {most} at most: no two batches have one loss"
 
 
 def _of_curves(
@@ -136,7 +154,7 @@ def beyond(
 
 
 def _chance(series: Series, metric: Metric, described: PointDescription) -> Iterator[Outside]:
-    """Yield the first loss of a curve that is none, or far above that of guessing."""
+    """Yield the first loss of a curve that is far above that of guessing."""
     evidence, vocabulary = metric.evidence, described.vocabulary
     if evidence.above_chance is None or vocabulary is None:
         return
@@ -147,8 +165,8 @@ def _chance(series: Series, metric: Metric, described: PointDescription) -> Iter
         most = chance + evidence.above_chance
         if step <= settled:
             most = max(most, chance * evidence.overshoot)
-        if not math.isfinite(value) or not 0 < value <= most:
-            allowed = f"above 0, up to {most:.4g}, of {vocabulary:,} tokens"
+        if not value <= most:
+            allowed = f"up to {most:.4g}, of {vocabulary:,} tokens"
             yield f"series.{series.id}.values.{step - 1}", f"{value:.4g} {metric.unit}", allowed
             return
     yield from _rise(series, metric, settled)
