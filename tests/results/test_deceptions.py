@@ -206,6 +206,15 @@ def point_again(content: Content) -> None:
         points.append(copy.deepcopy(points[0]) | {"id": f"nodes={points[0]['nodes']}"})
 
 
+def copied_numbers(content: Content) -> None:
+    first, last = content["points"]
+    last |= {key: copy.deepcopy(first[key]) for key in ("measurements", "series")}
+
+
+def other_python(content: Content) -> None:
+    content["environment"]["python"] = content["environment"]["libraries"]["python"] = "2.7"
+
+
 def swapped_names(content: Content) -> None:
     first, last = (content["points"][number]["id"] for number in (0, -1))
     for one in (*content["plan"]["points"], *content["points"]):
@@ -295,8 +304,8 @@ DECEPTIONS: dict[str, tuple[str, Callable[[Content], None]]] = {
         lambda one: losses(one, lambda values: [*values[:50], *[9.0] * len(values[50:])]),
     ),
     "one loss at half of the steps": (
-        "legs",
-        lambda one: losses(one, lambda values: [*values[::2], *[values[-1]] * (len(values) // 2)]),
+        "sweep",
+        lambda one: losses(one, lambda values: [*values[:12], *[values[12]] * len(values[12:])]),
     ),
     "losses of 0 at another point": ("layouts", zero_at_the_last_point),
     "no order": ("sweep", without_orders),
@@ -317,6 +326,8 @@ DECEPTIONS: dict[str, tuple[str, Callable[[Content], None]]] = {
     "another PyTorch": ("sweep", other_torch),
     "converted": ("sweep", converted),
     "a point twice": ("sweep", point_again),
+    "numbers of one point at two": ("sweep", copied_numbers),
+    "another Python": ("sweep", other_python),
     "names of points swapped": ("legs", swapped_names),
     "a microbatch that divides nothing": ("sweep", other_microbatch),
     "points sharded otherwise than the plan": ("sweep", other_sharding),

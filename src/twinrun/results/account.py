@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 
+from packaging.specifiers import SpecifierSet
+
 from twinrun.foundation.errors import InputError
 from twinrun.planning.project import Project
 from twinrun.protocol.formulas import FORMULAS
@@ -105,6 +107,8 @@ def _recipe(record: Record, project: Project) -> Iterator[Gap]:
     image, _, digest = plan.image.rpartition(":")
     if stack.image and (image != stack.image or not IMAGE.fullmatch(digest)):
         yield Gap(path="plan.image", found=plan.image, allowed=f"{stack.image}:DIGEST")
+    if not _within(record.environment.python, stack.python):
+        yield Gap(path="environment.python", found=shown(record.environment.python), allowed=stack.python)
     if not HASH.fullmatch(plan.lock_sha256):
         yield Gap(path="plan.lock_sha256", found=plan.lock_sha256, allowed="the SHA-256 of a lock")
 
@@ -141,6 +145,11 @@ def _software(record: Record, project: Project) -> Iterator[Gap]:
             allowed=f"{shown(pinned)}, which the stack {record.plan.stack} locks",
             hint="run it in the stack that has this PyTorch",
         )
+
+
+def _within(version: str, allowed: str) -> bool:
+    """Say whether a version is one of those that a stack has; what is no version is none of them."""
+    return re.fullmatch(r"[0-9]+(\.[0-9]+)*", version) is not None and version in SpecifierSet(allowed)
 
 
 @cache
@@ -204,6 +213,11 @@ def _points(record: Record) -> Iterator[Gap]:
         weights.setdefault(model, set()).add(point.facts.get(WEIGHTS))
     if any(len(found) > 1 for found in weights.values()):
         yield Gap(path="points", found="several initial weights on one device", allowed="those of the seed")
+    times = Counter(
+        (one.median, one.low, one.high) for point in record.points if (one := point.measurement("step-time"))
+    )
+    if any(count > 1 for count in times.values()):
+        yield Gap(path="points", found="the same step times at two points", allowed="of each its own")
     hashes = {str(point.facts.get(DATA)) for point in record.points}
     if len(hashes) > 1:
         yield Gap(
