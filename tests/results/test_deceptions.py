@@ -344,6 +344,10 @@ DECEPTIONS: dict[str, tuple[str, Callable[[Content], None]]] = {
     ),
     "another recipe": ("kernels", lambda one: one["plan"].update(recipe="mpt-throughput")),
     "losses longer than control runs": ("layouts", lambda one: losses(one, lambda values: [*values, 2.0])),
+    "a training of scored weights beyond the peak": (
+        "evaluation",
+        lambda one: times(one, 1e-6, "step-time"),
+    ),
     "a score beyond 1": ("evaluation", lambda one: times(one, 9.0, "score")),
 }
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from twinrun.foundation.errors import RunError
-from twinrun.foundation.text import GIB
+from twinrun.foundation.text import GIB, TERA
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.evaluation import MEAN, EvaluationLine, EvaluationResult, ModelScores, TaskScore
 from twinrun.protocol.formulas import FORWARD_SHARE
-from twinrun.protocol.measurements import Fact, Measurement, Numbers, Series, sampled
+from twinrun.protocol.measurements import Fact, Measurement, Numbers, Series, rate, sampled
 from twinrun.protocol.model_source import in_words
 from twinrun.protocol.training import StepMetrics, TrainingResult
 from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint
@@ -174,17 +174,22 @@ def _facts(result: EvaluationResult) -> dict[str, Fact]:
 
 
 def derived(
-    _part: EvaluationPlan, point: PointRecord[EvaluationPoint], _gpu: Gpu | None
+    part: EvaluationPlan, point: PointRecord[EvaluationPoint], _gpu: Gpu | None
 ) -> tuple[Measurement, ...]:
-    """Return the last loss of the training, and what its curve kept of its fall."""
-    losses = point.one_series("loss")
-    if losses is None or not losses.values:
-        return ()
-    last = sampled("loss", losses.values[-1:], metric="loss", unit="nats/token", per="run")
-    kept = kept_fall(losses.values)
-    if kept is None:
-        return (last,)
-    return (last, sampled(KEPT, [kept], metric=KEPT, unit="ratio", per="run"))
+    """Return the model FLOP/s and the last loss of the training, and what its curve kept of its fall."""
+    found: list[Measurement] = []
+    if (step_time := point.measurement("step-time")) and part.shape:
+        tokens = part.evaluation.training.global_batch * part.shape.sequence
+        work, name = part.shape.flops_per_token() * tokens / point.devices / TERA, "model-flops"
+        formula = part.shape.formula
+        found.append(
+            rate(step_time, work, name=name, metric=name, unit="TFLOP/s", per="device", formula=formula)
+        )
+    if (losses := point.one_series("loss")) and losses.values:
+        found.append(sampled("loss", losses.values[-1:], metric="loss", unit="nats/token", per="run"))
+        if (kept := kept_fall(losses.values)) is not None:
+            found.append(sampled(KEPT, [kept], metric=KEPT, unit="ratio", per="run"))
+    return tuple(found)
 
 
 def kept_fall(losses: Sequence[float]) -> float | None:

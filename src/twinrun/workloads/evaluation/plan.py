@@ -82,7 +82,7 @@ def _missing(tables: EvaluationTables, asked: Demand) -> str | None:
         return f"no scale has a point {asked.point}"
     names = (*tables.tasks, MEAN)
     given = {SCORE: names, ERROR: tuple(f"{name}/error" for name in names), "loss": ("loss",)}
-    given |= {RATE: (RATE,), FORWARD: (FORWARD,), "step-time": ("step-time",), KEPT: (KEPT,)}
+    given |= {name: (name,) for name in (RATE, FORWARD, "step-time", "model-flops", KEPT)}
     if asked.metric not in given:
         return f"an evaluation measures {', '.join(given)}"
     if asked.measurement is None and asked.metric == SCORE:
