@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.leaves import HOLDS, finals, sealed
+from tests.leaves import HOLDS, committed_file, finals, sealed
 from tests.records import PROJECT
 from tests.results.test_leaves import RECORDS
 from twinrun.foundation.errors import InputError
@@ -77,6 +77,21 @@ def wrong_result_and_allowance(content: Content) -> None:
     for name in content["points"][0]["facts"]:
         if name.endswith(" allowed error"):
             content["points"][0]["facts"][name] = 1.0
+
+
+def wrong_baselines(content: Content) -> None:
+    point = content["points"][0]
+    for one in point["measurements"]:
+        name, _, baseline = one["id"].partition("/error@")
+        if baseline:
+            one.update(dict.fromkeys(("median", "low", "high"), 0.9))
+            point["facts"][f"{name} errors of {baseline}"] = "out 0.9"
+
+
+def unequal_devices(content: Content) -> None:
+    for one in content["points"][-1]["measurements"]:
+        if one["metric"] == "peak-rate":
+            one |= {key: one[key] * 0.8 for key in ("median", "low", "high")}
 
 
 def no_error(content: Content) -> None:
@@ -283,10 +298,12 @@ def torch_of_another_vendor(content: Content) -> None:
 DECEPTIONS: dict[str, tuple[str, Callable[[Content], None]]] = {
     "an error of 0.9": ("kernels", wrong_result),
     "an error of 0.9 that the record allows": ("kernels", wrong_result_and_allowance),
+    "baselines with an error of 0.9": ("kernels", wrong_baselines),
     "no error": ("kernels", no_error),
     "an error that is not finite": ("kernels", not_finite),
     "twice the work": ("kernels", doubled_work),
     "peak rates of a ninetieth": ("kernels", lambda one: times(one, 1 / 90, "peak-rate")),
+    "a peak rate of four fifths at one point": ("cases", unequal_devices),
     "peak rates of a third": ("kernels", lambda one: times(one, 0.33, "peak-rate")),
     "calls in a hundredth of the time": ("kernels", lambda one: times(one, 0.01, "time")),
     "5,000 GiB": ("sweep", lambda one: times(one, 80.0, "peak-memory")),
@@ -352,6 +369,12 @@ DECEPTIONS: dict[str, tuple[str, Callable[[Content], None]]] = {
 }
 
 
+WHOLE: dict[str, Callable[[], Content]] = {
+    **RECORDS,
+    "cases": lambda: committed_file("mamba-kernels", "h100-80gbx1_cuda13.0-torch2.11_2026-11-26"),
+}
+
+
 def read(content: Content) -> Record | None:
     try:
         return read_content(followed(content), PROJECT, place="deceiving")
@@ -362,7 +385,7 @@ def read(content: Content) -> Record | None:
 @pytest.mark.parametrize("name", DECEPTIONS)
 def test_no_claim_of_a_deceiving_record_holds(name: str) -> None:
     of, deceive = DECEPTIONS[name]
-    content = RECORDS[of]()
+    content = WHOLE[of]()
     honest = read(copy.deepcopy(content))
     assert honest is not None
     deceive(content)

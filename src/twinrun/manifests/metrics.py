@@ -55,6 +55,8 @@ class Evidence(Reach):
     """What nothing is below; where `most` is named, a share of that."""
     error: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """How far above `most` a measurement may be by its own error, relative."""
+    spread: Annotated[float, Field(gt=0)] | None = None
+    """How far apart two numbers of one name may be at the points of a record, relative."""
     steps: Annotated[int, Field(gt=0)] = 1
     """Timed samples on a GPU; a number of fewer is shown with the words `few steps`."""
     trained_steps: Annotated[int, Field(ge=0)] = 0

@@ -43,7 +43,21 @@ def excesses(record: Record, project: Project) -> tuple[Gap, ...]:
                 Gap(point=of, path=f"points.{point.id}.{path}", found=value, allowed=allowed)
                 for path, value, allowed in outside
             ]
-    return tuple(found)
+    return (*found, *_apart(record, project.metrics))
+
+
+def _apart(record: Record, metrics: Mapping[str, Metric]) -> Iterator[Gap]:
+    """Yield what is of the device, and further apart at two points than it can be measured to be."""
+    found: dict[str, list[float]] = {}
+    spreads: dict[str, float] = {}
+    for one in (one for point in record.points for one in point.measurements):
+        if (spread := metrics[one.metric].evidence.spread) is not None:
+            spreads[one.id] = spread
+            found.setdefault(one.id, []).append(one.median)
+    for name, values in found.items():
+        if max(values) > min(values) * (1 + spreads[name]):
+            said = f"{min(values):.4g} to {max(values):.4g} at its points"
+            yield Gap(path=f"measurements.{name}", found=said, allowed=f"within {spreads[name]:.0%}")
 
 
 Outside = tuple[str, str, str]

@@ -14,9 +14,9 @@ from twinrun.planning.project import Project
 from twinrun.protocol.model_source import in_words
 from twinrun.results.account import gaps
 from twinrun.results.bounds import beyond, excesses
-from twinrun.results.correctness import faults
+from twinrun.results.correctness import ERROR, faults
 from twinrun.results.curves import demand_trained, nothing_behind
-from twinrun.results.evidence import DEVICE, few_steps, names_of, standard_error, unspanned
+from twinrun.results.evidence import DEVICE, Located, few_steps, names_of, standard_error, unspanned
 from twinrun.results.kinds import absolute, invariant, parity, ratio, score
 from twinrun.results.kinds.comparison import ValueComparison
 from twinrun.results.question import Question, QuestionKind, QuestionValue, RecordQuestion, elsewhere, gpus_of
@@ -141,17 +141,17 @@ def answered(question: Question, findings: Findings) -> Answer:
     if conditions[4].met:
         conditions.append(asked("measured", partial(_measured, question, points, kind, found)))
     comparison = kind.compare(question, found) if found else None
+    behind = [pair for one in found for pair in one.behind]
     if comparison:
         if question.claim.is_distance:
             # It holds these numbers from both sides, so that they fail it, and are no obstacle to it.
             findings = findings.without({one.id for value in found for _, one in value.behind})
         conditions += [
             asked("training", partial(_training, question, points, comparison)),
-            asked("correctness", partial(demand_correct, findings, points)),
+            asked("correctness", partial(demand_correct, findings, points, behind)),
             asked("bounds", partial(_bounds, question, points, findings, found)),
             *compared(question, found, comparison),
         ]
-    behind = [pair for one in found for pair in one.behind]
     note = few_steps(behind, metrics) or standard_error(behind)
     return Answer.of(conditions, points=points, comparison=comparison, note=note)
 
@@ -339,9 +339,18 @@ def _training(question: Question, points: Sequence[PointRecord], comparison: Val
     return seen
 
 
-def demand_correct(findings: Findings, points: Sequence[PointRecord]) -> str:
-    """Demand results of the points that are right."""
-    if own := _of_points(findings.faults, points):
+def demand_correct(findings: Findings, points: Sequence[PointRecord], behind: Sequence[Located] = ()) -> str:
+    """Demand results of the points that are right, and of the baselines that a number is held against."""
+    baselines = {
+        f"{one.labels.get('call')}/{ERROR}@{one.labels.get('baseline', one.labels.get('implementation'))}"
+        for _, one in behind
+    }
+    own = [
+        gap
+        for gap in _of_points(findings.faults, points)
+        if f"/{ERROR}@" not in gap.path or gap.path.partition(".measurements.")[2] in baselines
+    ]
+    if own:
         raise NotAskedError(_words(own), condition="correctness")
     return "every result is as right as is allowed"
 

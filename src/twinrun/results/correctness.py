@@ -35,18 +35,29 @@ def faults(record: Record, project: Project) -> tuple[Gap, ...]:
 def _of_point(workload: Workload, point: PointRecord, tables: object) -> Iterator[Gap]:
     account = workload.account
     for call, labels in account.calls(point).items():
-        yield from _fault(point, call, account.allowed_error(tables, labels))
+        allowed = account.allowed_error(tables, labels)
+        yield from _fault(point, call, allowed)
+        # What a baseline got wrong concerns the claims that are held against it alone.
+        held = {one.labels.get("baseline") for one in point.measurements if one.labels.get("call") == call}
+        for baseline in sorted(filter(None, held)):
+            yield from _within(point, f"{call}/{ERROR}@{baseline}", allowed or 0.0)
 
 
 def _fault(point: PointRecord, call: str, allowed: float | None) -> Iterator[Gap]:
-    path, found = f"measurements.{call}/{ERROR}", point.measurement(f"{call}/{ERROR}")
+    name = f"{call}/{ERROR}"
     if allowed is None:
         hint = "`allowed_errors` of recipe.toml says how far a call may be from its reference"
+        path = f"measurements.{name}"
         yield Gap(path=path, found="without an allowance", allowed="with one of the recipe", hint=hint)
         return
     fact = f"{call} allowed error"
     if (said := point.facts.get(fact)) != allowed:
         yield Gap(path=f"facts.{fact}", found=str(said), allowed=f"{allowed:g}, the recipe's")
+    yield from _within(point, name, allowed)
+
+
+def _within(point: PointRecord, name: str, allowed: float) -> Iterator[Gap]:
+    path, found = f"measurements.{name}", point.measurement(name)
     if found is None:
         yield Gap(path=path, found="absent", allowed=f"up to {allowed:g}", hint=NOT_COLLECTED)
     elif _wrong(found, allowed):
