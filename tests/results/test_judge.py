@@ -188,9 +188,9 @@ def test_more_than_the_memory_gives_is_no_verdict(share: float, outcome: str) ->
         (
             warmed(4.0, 3.0, 2.5),
             "not-comparable",
-            "103 steps, of which the learning rate rises in the first 100",
+            "103 steps at nodes=1, of which the learning rate rises in the first 100",
         ),
-        ((4.0, 3.0, 2.5, 2.2, 2.0, 1.8, 1.7, 1.6), "not-comparable", "8 steps, of which"),
+        ((4.0, 3.0, 2.5, 2.2, 2.0, 1.8, 1.7, 1.6), "not-comparable", "8 steps at nodes=1, of which"),
         (warmed(4.0, 4.5, 4.9, 4.99), "not-comparable", "fell from 5 to 4 and ends at 4.99: it diverged"),
         ((4.0,) * 104, "not-comparable", "nothing was learned"),
         (warmed(4.0, 4.1, 4.2, 5.01), "not-comparable", "nothing was learned"),

@@ -15,7 +15,7 @@ from twinrun.protocol.model_source import in_words
 from twinrun.results.account import gaps
 from twinrun.results.bounds import beyond, excesses
 from twinrun.results.correctness import ERROR, faults
-from twinrun.results.curves import demand_trained, nothing_behind
+from twinrun.results.curves import demand_trained, untrained
 from twinrun.results.evidence import DEVICE, Located, few_steps, names_of, standard_error, unspanned
 from twinrun.results.kinds import absolute, invariant, parity, ratio, score
 from twinrun.results.kinds.comparison import ValueComparison
@@ -334,8 +334,11 @@ def _training(question: Question, points: Sequence[PointRecord], comparison: Val
     seen = demand_training(points, question.terms.metrics)
     metric = question.terms.metrics[question.claim.metric]
     compared = question.claim.is_distance and metric.series and comparison.standing != "fails"
-    if compared and (doubt := nothing_behind(question.claim, question.record, points, metric)):
-        raise NotAskedError(doubt, condition="training")
+    described, least = question.record.description.points, question.claim.tolerance
+    for point in points if compared else ():
+        curve, rising = values_of(point, metric.id), described[point.id].rising_steps
+        if doubt := untrained(curve, metric, rising=rising, place=point.id, least_fall=least):
+            raise NotAskedError(doubt, condition="training")
     return seen
 
 

@@ -37,7 +37,7 @@ def _of_point(workload: Workload, point: PointRecord, tables: object) -> Iterato
     for call, labels in account.calls(point).items():
         allowed = account.allowed_error(tables, labels)
         yield from _fault(point, call, allowed)
-        # What a baseline got wrong concerns the claims that are held against it alone.
+        # Errors of a baseline concern only the claims that are held against it.
         held = {one.labels.get("baseline") for one in point.measurements if one.labels.get("call") == call}
         for baseline in sorted(filter(None, held)):
             yield from _within(point, f"{call}/{ERROR}@{baseline}", allowed or 0.0)
