@@ -63,7 +63,7 @@ def inputs() -> Any:
     return np.concatenate([edges, random])
 
 
-HALVES = np.arange(1 << 16, dtype=np.uint16)
+HALVES: Any = np.arange(1 << 16, dtype=np.uint16)
 RUNS = {
     # Kernel: input, outputs of 32 bits, blocks, bytes of LDS.
     "check_shuffle_xor": (inputs()[:THREADS], 64 * THREADS, 1, 0),
@@ -82,7 +82,8 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_small_kernels_give_the_bits_of_our_lanes(small: Path, name: str, arch: str) -> None:
     data, count, blocks, lds = RUNS[name]
-    ours, theirs = (np.full(count, np.nan, np.float32) for _ in range(2))
+    ours: Any = np.full(count, np.nan, np.float32)
+    theirs: Any = ours.copy()
     entry = units.read(small / "cpu", name)
     kernel = getattr(ctypes.CDLL(str(small / "cpu" / entry["object"])), f"{name}_w64")
     kernel.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int, ctypes.c_size_t)

@@ -26,7 +26,8 @@ from tools.kernel_code.pseudocode import Registers, Statement
 LANES = 64
 VCC, M0, EXEC, AGPR = 106, 124, 126, 256
 PAGE = 4096
-ALL, ONE = np.ones(LANES, bool), np.ones(1, bool)
+ALL: Any = np.ones(LANES, bool)
+ONE: Any = np.ones(1, bool)
 # Instructions of which the package has no pseudocode, or prose, by what this module does for them.
 WITHOUT = {
     "DS_SWIZZLE_B32": "prose; the mask mode of the ISA document's LDS chapter",
@@ -79,7 +80,7 @@ class Bytes:
 
     def load(self, address: Any, size: int) -> Any:
         at = np.where(self.mask, np.broadcast_to(address, self.mask.shape), 0).astype(np.int64)
-        found = np.zeros(len(at), np.uint64)
+        found: Any = np.zeros(len(at), np.uint64)
         for byte in range(size):
             found[self.mask] |= self.data[at[self.mask] + byte].astype(np.uint64) << np.uint64(8 * byte)
         return found
@@ -111,10 +112,10 @@ class Wavefront:
 
     def __init__(self, code: CompiledKernel, block: int, first: int, params: Any, lds: Any) -> None:
         self.code, self.lds, self.pc, self.state = code, lds, code.entry, "runs"
-        self.scalar = np.full(128, 0xDEADBEEF, np.uint32)
+        self.scalar: Any = np.full(128, 0xDEADBEEF, np.uint32)
         # A NaN, as what was never written.
-        self.vector = np.full((512, LANES), 0xFFFFFFFF, np.uint32)
-        self.scc = np.zeros(1, np.uint8)
+        self.vector: Any = np.full((512, LANES), 0xFFFFFFFF, np.uint32)
+        self.scc: Any = np.zeros(1, np.uint8)
         self.write_scalar(EXEC, (1 << min(LANES, code.threads - first)) - 1, 2)
         self.vector[0] = first + np.arange(LANES)
         for number, word in enumerate(code.user_words(params)):
@@ -209,7 +210,7 @@ class CompiledKernel:
         held = ctypes.create_string_buffer(params, len(params))
         with np.errstate(all="ignore"):
             for block in range(blocks):
-                lds = np.full(self.static_lds + dynamic_lds, 0xFF, np.uint8)
+                lds: Any = np.full(self.static_lds + dynamic_lds, 0xFF, np.uint8)
                 starts = range(0, self.threads, LANES)
                 waves = [Wavefront(self, block, first, held, lds) for first in starts]
                 # The other way round in every second block: a GPU promises no order.
@@ -317,7 +318,7 @@ def _access(one: Any, done: Statement, wave: Wavefront) -> None:
         _write(wave, _number(one, "sdata"), env["SDATA"], ONE)
         return
     address_register = _number(one, "addr")
-    base = wave.vector[address_register - 256].astype(np.int64)
+    base: Any = wave.vector[address_register - 256].astype(np.int64)
     moved = AGPR * one.acc
     data: tuple[tuple[str, str], ...]
     if type(one).__name__ == "DS":
