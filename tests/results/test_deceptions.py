@@ -354,6 +354,10 @@ DECEPTIONS: dict[str, tuple[str, Callable[[Content], None]]] = {
     "the formula of another algorithm": ("ring", formula_of_another_algorithm),
     "the digest of nothing": ("sweep", digest_of_nothing),
     "a pass with nodes at fault": ("checks", passed_with_a_fault),
+    "a check that ended before it began": (
+        "checks",
+        lambda one: one["points"][0]["checks"][0].update(seconds=-5.0),
+    ),
     "a PyTorch of another vendor": ("sweep", torch_of_another_vendor),
     "no points at all": (
         "kernels",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from twinrun.workloads.account import TEXT, facts_held, held, series_held
@@ -29,6 +30,10 @@ def as_planned(
     for one in point.checks:
         if one.outcome == "pass" and (one.nodes or one.remedy):
             yield Gap(path=f"checks.{one.id}", found="passed, with a fault", allowed="one of them")
+        if one.seconds is not None and not 0 <= one.seconds < math.inf:
+            yield Gap(
+                path=f"checks.{one.id}.seconds", found=f"{one.seconds:g}", allowed="0 or more, and finite"
+            )
     yield from series_held(point, {})
     yield from facts_held(point, {"device name": TEXT})
     yield from held("attempts", point.attempts, ())
