@@ -193,13 +193,6 @@ def trials(session: nox.Session) -> None:
     session.run(*ONE_BY_ONE, "-m", "trials", *places, *session.posargs)
 
 
-@nox.session(tags=["nightly"])
-def mutations(session: nox.Session) -> None:
-    """Hold the unit tests against faults made by hand in judge, units, selection, plan and flow."""
-    session.install("-e", ".[test]")
-    session.run("python", "-u", "-m", "tools.mutations", *session.posargs)
-
-
 @nox.session(tags=["engine"])
 def images(session: nox.Session) -> None:
     """Build one image of each kind, and check and run inside it."""

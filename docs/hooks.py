@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import itertools
 import re
-import tomllib
 from collections.abc import Callable, Sequence
 from functools import cache
 from html import escape
@@ -23,7 +20,6 @@ from twinrun.images.inventory import committed_inventory, facts
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project
-from twinrun.predict.kernel_times import kernel_times
 from twinrun.report.figures import figures
 from twinrun.report.hardware import ModelChoices, choices, hardware_excerpt, model_page
 from twinrun.report.headline_picture import draw_headline, headline_rows
@@ -51,9 +47,6 @@ MARK = re.compile(r"^<!-- generated: (\w+) ?([\w.-]*) -->$", re.MULTILINE)
 
 # A page folds its sections after so many words, but for short ones.
 SHOWN_WORDS, FOLDED_WORDS = 700, 40
-# Kernels of a page's row, as kernel_times.csv names them, and the vendor whose GPUs never ran them.
-KERNEL_KINDS = {"scan": "scan-", "convolution": "conv-", "attention": "attention-", "SSD": "ssd-"}
-KERNELS, ATTENTION = ROOT / "recipes/mamba-kernels/kernels", ROOT / "recipes/flash-attention/kernels"
 # Where a recipe's page leads, seen from the folder of results.
 LINKS = {
     "twinrun": "../index.html",
@@ -71,7 +64,6 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "images": images,
         "hardware": lambda: hardware_excerpt(hardware_choices()),
         "headline": headline_figure,
-        "checks": kernel_checks,
         "kernels": lambda: kernels(of_kernels()),
         "publications": publications,
         "predictions": lambda: predictions(PROJECT, all_committed()),
@@ -339,56 +331,6 @@ def cells(verdict: Verdict) -> list[tuple[str, str]]:
 def cell(content: tuple[str, str]) -> str:
     """Return a cell that a narrow screen labels with its column."""
     return f'<td data-label="{content[0]}">{escape(content[1])}</td>'
-
-
-def kernel_checks() -> str:
-    """Return what is known of the kernels on the architectures of AMD that code is made for."""
-    with (ROOT / "tools/kernel_code/checks.csv").open(encoding="utf-8", newline="") as file:
-        checks = list(csv.DictReader(file))
-    measured = {one.gpu.arch for one in all_committed() if one.gpu}
-    compiled, rows, used = kernels_compiled(), [], []
-    for kind, arch in itertools.product(KERNEL_KINDS, sorted({arch for _, arch in compiled})):
-        mine = [one for one in checks if kind in one["kernels"].split() and arch in one["archs"].split()]
-        done = {one["step"]: f"{one['result']}, {one['date']}" for one in mine}
-        used += [one for one in mine if one not in used]
-        times = [
-            one for one in kernel_times() if one.arch == arch and one.kernel.startswith(KERNEL_KINDS[kind])
-        ]
-        rows.append(
-            (
-                *(kind, arch, compiled[kind, arch]),
-                *(done.get(step, "not run") for step in ("emulated", "waits", "races")),
-                f"{len(times)} times" if times else "no model",
-                "yes" if arch in measured else "never",
-            )
-        )
-    columns = ("kernels", "architecture", "compiled", "emulated", "waits", "races", "predicted", "measured")
-    commands = [(one["step"], one["date"], f"`{one['command']}`") for one in used]
-    return f"{markdown_table(columns, rows)}\n\n{markdown_table(('step', 'date', 'command'), commands)}"
-
-
-def kernels_compiled() -> dict[tuple[str, str], str]:
-    """Return of each kind of kernel and AMD architecture how many are compiled, by what, and what spills."""
-    budgets = tomllib.loads((KERNELS / "budgets.toml").read_text(encoding="utf-8"))
-    found: dict[tuple[str, str], list[str]] = {}
-    for table, release in budgets["compilers"].items():
-        arch, version = table.partition("-")[0], re.search(r"clang version (\d+)", release)
-        for kind, prefix in (("scan", "scan_"), ("convolution", "conv_")):
-            some = [budgets[table][name] for name in budgets[table] if name.startswith(prefix)]
-            spilled = sum(bool(one["spills"]) for one in some)
-            if version:
-                text = f"{len(some)} by clang {version[1]}" + (f", {spilled} spill" if spilled else "")
-                found.setdefault((kind, arch), []).append(text)
-    with (KERNELS / "ssd_budgets.csv").open(encoding="utf-8", newline="") as file:
-        ssd = [row["arch"] for row in csv.DictReader(file)]
-    attention = tomllib.loads((ATTENTION / "budgets.toml").read_text(encoding="utf-8"))
-    for kind, counts in (
-        ("attention", {arch: sum(map(len, one.values())) for arch, one in attention.items()}),
-        ("SSD", {arch: ssd.count(arch) for arch in dict.fromkeys(ssd)}),
-    ):
-        for arch, count in counts.items():
-            found[kind, arch] = [f"{count} by Triton"]
-    return {key: "; ".join(texts) for key, texts in found.items()}
 
 
 def all_committed() -> list[Record]:

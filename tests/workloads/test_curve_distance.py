@@ -150,7 +150,7 @@ def test_units_in_the_last_place_are_not_told_apart() -> None:
 
 
 class Measured(NamedTuple):
-    """Runs of one seed, measured by tools/measure_parity.py: distances by kind, a number a window."""
+    """Runs of one seed, in docs/concepts/parity.csv: distances by kind, a number a window."""
 
     controls: list[list[float]]
     honest: list[list[float]]

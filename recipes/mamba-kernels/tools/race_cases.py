@@ -1,4 +1,4 @@
-"""Races of the scan's and the convolution's kernels: `python -m tools.kernel_code.race_cases FOLDER [MOST]`.
+"""Races of the scan's and the convolution's kernels: `python race_cases.py FOLDER [MOST]`.
 
 It needs torch, and in PYTHONPATH `recipes/mamba-kernels/kernels/src` and `recipes/mamba-kernels/tools`; the
 emulator must be built (`python -m twinrun_mamba.compile --archs cpu`). The library is made in FOLDER. Each
@@ -18,9 +18,8 @@ from typing import Any
 
 import cases
 import torch
+from races import KINDS, Found, Plant, Races, build
 from twinrun_mamba import drivers, targets
-
-from tools.kernel_code.races import KINDS, Found, Plant, Races, build
 
 # Every kind of kernel, of the scan in one part and in parts, with one tile of states and with more.
 CASES: tuple[cases.Case, ...] = (

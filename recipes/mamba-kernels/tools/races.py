@@ -19,7 +19,7 @@ from pathlib import Path
 
 from twinrun_mamba import targets
 
-CSRC = Path(__file__).resolve().parents[2] / "recipes" / "mamba-kernels" / "kernels" / "csrc"
+CSRC = Path(__file__).resolve().parents[1] / "kernels" / "csrc"
 # Blocks, wavefronts and lanes run forward or backward by the last bit of an order; from the second order on,
 # one wavefront runs only where no other can. What a stack held before is the same in any order.
 CHANGES = {

@@ -1,1 +1,0 @@
-"""Of compiled kernels: how long they take, whether they wait enough, whether they race."""
