@@ -17,6 +17,9 @@ from twinrun.foundation.errors import MachineError, TwinrunError
 from twinrun.images.apt_archive import open_archive
 from twinrun.machine import daemon
 
+# The fixtures of tests/doors.md.
+pytest_plugins = ["tests.doors"]
+
 # Workers of pytest fill the processors; threads of PyTorch beyond theirs wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -62,6 +62,8 @@ def lint(session: nox.Session) -> None:
     session.install(*EXTRAS["lint"])
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
+    session.install("-e", ".")
+    session.run("lint-imports")
     session.run("codespell")
     session.run("shellcheck", ".ci/run", ".ci/fresh")
     session.run("yamllint", "--strict", "--config-data", YAML_STYLE, *YAML)
@@ -102,6 +104,12 @@ def contracts(session: nox.Session) -> None:
     """Hold every recipe, stack, template, module and page to the rules, without PyTorch."""
     session.install("-e", ".[test]")
     session.run(*PYTEST, "tests/contracts", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def size(session: nox.Session) -> None:
+    """Count what has to be read and keep the figures, which only fall; refuse one that rose."""
+    session.run("python", "-m", "tools.size", "--write", *session.posargs)
 
 
 @nox.session(tags=CPU)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from invoke.collection import Collection
 from invoke.parser.context import ParserContext
 
 import tasks
-from tests.contracts.tree import ROOT, project_files, shown
+from tests.contracts.tree import ROOT, host_modules, project_files, shown
 from twinrun.cli.program import contexts, refuse_options
 from twinrun.foundation.errors import InputError, require_known
 
@@ -25,6 +25,13 @@ FORBIDDEN = {
     ),
     "a note to oneself": re.compile(r"\b(?:TO[D]O|FIX[M]E|X[X]X)\b"),
 }
+# Vendors are data in images/vendors/; amd64 is what registries call a processor of any maker.
+VENDOR = re.compile(r"(?<![a-z])(?:amd(?!64)|nvidia|rocm|cuda|hip)(?![a-z])", re.IGNORECASE)
+# Readers that would execute what they read, beside the modules that ruff bans.
+EXECUTING = re.compile(
+    r"\b(?:allow_pickle|allow_unsafe_types|trust_remote_code)\W{1,3}True|\bweights_only\b|\.load_checkpoint\("
+    r"|\bread_pickle\b|\byaml\.load\(|(?:import_module|__import__)\(.(?:pickle|marshal|dill)"
+)
 # The framework's own index is data: of a stack.toml, in the one key that names it.
 INDEX = re.compile(r'index = "https://[^"]+"')
 # What the template's page says is held against the recipe that is baked.
@@ -52,6 +59,30 @@ def hits(path: Path) -> list[str]:
 def test_no_file_says_what_none_may() -> None:
     found = [hit for path in project_files() for hit in hits(path)]
     assert not found, "\n".join(["", *found])
+
+
+def test_no_vendor_is_named_on_the_host() -> None:
+    assert not _said(VENDOR, host_modules().values())
+
+
+def test_nothing_reads_what_executes() -> None:
+    python = [
+        path for path in project_files("src/*.py", "recipes/*.py", "images/*.py") if "tests" not in path.parts
+    ]
+    assert not _said(EXECUTING, python)
+
+
+def _said(pattern: re.Pattern[str], paths: Iterable[Path]) -> list[str]:
+    lines = (
+        (path, number, line)
+        for path in paths
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+    )
+    return [
+        f"{shown(path)}:{number}: {found[0]}"
+        for path, number, line in lines
+        if (found := pattern.search(line))
+    ]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=shown)

@@ -1,0 +1,58 @@
+"""No room is above its figure in `rooms.toml`, and no figure above the one that landed last."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.tree import ROOT
+from tools import size
+
+
+def test_no_room_is_above_its_figure() -> None:
+    found, kept = size.figures(ROOT), size.kept(ROOT)["figures"]
+    assert kept.keys() == found.keys(), "`nox -s size` writes the figures"
+    assert not size.raised(found, kept)
+
+
+def test_no_figure_and_no_aim_is_above_the_landed_one() -> None:
+    landed, kept = size.landed(ROOT), size.kept(ROOT)
+    assert "HEAD" in landed, f"HEAD has no {size.FILE}"
+    for commit, tables in landed.items():
+        for name in ("figures", "aims"):
+            assert not size.raised(kept[name], tables.get(name, {})), commit
+    if "HEAD^" not in landed and (ROOT / _git("rev-parse", "--git-path", "shallow")).is_file():
+        pytest.skip("a shallow clone has no earlier commit; `git fetch --deepen 1` brings it")
+
+
+def test_code_is_neither_blank_nor_comment_nor_docstring() -> None:
+    module = '"""A module.\n\nOf three lines."""\n\n# A comment.\nX = (\n    1,  # one\n)\n\n'
+    fields = 'class A:\n    """One."""\n\n    x: int\n    """A field."""\n'
+    assert size.code_lines(module + fields) == 5
+
+
+def test_inner_names_are_counted_and_doors_are_not() -> None:
+    doors = "import twinrun\nfrom twinrun import api\nfrom twinrun.api import read, judge\n"
+    assert size.inner_names(doors) == 0
+    assert size.inner_names(doors + "from twinrun import cli\nfrom twinrun.results.judge import a, b\n") == 3
+
+
+def test_a_raised_figure_is_refused_in_a_clone(tmp_path: Path) -> None:
+    file = tmp_path / size.FILE
+    file.parent.mkdir(parents=True)
+    for figure in (7, 9):
+        file.write_text(f'[figures]\n"src/cli" = {figure}\n"recipes" = {figure}\n', encoding="utf-8")
+        if figure == 7:
+            for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
+                _git(*words, root=tmp_path)
+    (tables,) = size.landed(tmp_path).values()
+    now = size.kept(tmp_path)["figures"]
+    assert size.raised(now, tables["figures"]) == ["src/cli: 9 above the 7 of the last landed commit"]
+
+
+def _git(*words: str, root: Path = ROOT) -> str:
+    author = ("-c", "user.name=a", "-c", "user.email=a@example.invalid")
+    command = ["git", "-C", str(root), *author, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
