@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from tests.records import BENCH, PROJECT, ROOT, TRAINING
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.manifest import validate
-from twinrun.manifests.published import PublishedClaims
+from twinrun.manifests.published import published_of
 from twinrun.workloads import load_workload
 
 ABSOLUTE, RATIO, INVARIANT = "throughput-1-node", "efficiency-1-to-32-nodes", "same-loss-at-every-world-size"
@@ -41,7 +40,7 @@ def load(recipe: str, claim: str, changes: dict[str, Any]) -> None:
 
 def check(recipe: str, table: dict[str, Any]) -> None:
     """Hold what published.toml says against the recipe."""
-    published = validate(table, PublishedClaims, place="published.toml")
+    published = published_of(table, place="published.toml")
     loaded = PROJECT.recipe(recipe).model_copy(update={"published": published})
     demands = PROJECT._demands(loaded, Path("published.toml"))
     load_workload(loaded.workload).check(loaded, demands)
@@ -280,8 +279,59 @@ def test_generated_claims_with_something_wrong_are_refused(data: st.DataObject) 
     assert "published.toml" in str(caught.value)
 
 
+FAMILY: dict[str, Any] = {
+    "columns": ["nodes", "value", "share"],
+    "rows": [[1, 166, 0.4586], [32, 159, 0.4392, {"here": {"least_devices": 2}}]],
+    "each": {
+        "id": "throughput-{nodes}",
+        "statement": "MPT-7B trains at {value:.1f} TFLOP/s, {share:percent} of the peak, on {nodes} nodes",
+        "value": "{value}",
+        "point": "nodes={nodes}",
+    },
+}
+
+
+def family(**changes: Any) -> dict[str, Any]:
+    """Return the content of the recipe with its first claim as a family of two, changed."""
+    table = content(TRAINING)
+    first = {key: value for key, value in table["claim"][0].items() if key not in FAMILY["each"]}
+    each = first | FAMILY["each"]
+    here = {key: value for key, value in first["here"].items() if key != "value"}
+    each |= {"here": here | {"derivation": "{value} / 362"}}
+    table["claim"] = [FAMILY | {"each": each} | changes, *table["claim"][2:]]
+    return table
+
+
+def test_a_family_gives_a_claim_for_each_row() -> None:
+    one, two, *others = published_of(family(), place="published.toml").claim
+    assert [one.id, two.id, two.point, two.value] == ["throughput-1", "throughput-32", "nodes=32", 159]
+    assert one.statement == "MPT-7B trains at 166.0 TFLOP/s, 45.86 % of the peak, on 1 nodes"
+    assert one.here
+    assert two.here
+    assert (one.here.value, two.here.value, two.here.least_devices) == (0.4586, 0.4392, 2)
+    assert others[0].id == RATIO
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"columns": ["nodes", "value"]}, "claim.0: columns and template differ"),
+        ({"columns": ["nodes", "value", "share", "rate"]}, "found: rate"),
+        ({"rows": [[1, 166]]}, "claim.0.rows.0: not a row of this family"),
+        ({"rows": [[1, 166, 0.4586, "more"]]}, "not a row of this family"),
+        ({"rows": [[1, "many", 0.4586]]}, "not a row of this family"),
+        ({"row": []}, "claim.0:row: unknown key"),
+        ({"rows": [[1, 0.0, 0.4586]]}, "must be positive"),
+    ],
+)
+def test_a_family_that_gives_no_claim_is_refused(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputError) as caught:
+        published_of(family(**changes), place="published.toml")
+    assert expected in str(caught.value)
+
+
 def test_two_claims_of_one_name_are_refused() -> None:
     table = content(TRAINING)
     table["claim"].append(table["claim"][0])
     with pytest.raises(InputError, match="two claims have the same id"):
-        validate(table, PublishedClaims, place="published.toml")
+        published_of(table, place="published.toml")

@@ -194,8 +194,8 @@ def test_a_record_that_decides_claims_opens_the_page_and_hardware_can_be_chosen(
 def test_what_is_missing_is_listed_and_code_is_code(tmp_path: Path) -> None:
     for record in (TRAINING, BENCH):
         text = " ".join(run_page(tmp_path, record).words().split())
-        for item in PROJECT.recipe(record.plan.recipe).published.missing:
-            assert item.what in text
+        for what in PROJECT.recipe(record.plan.recipe).published.missing:
+            assert what in text
         assert "`" not in text
 
 

@@ -15,7 +15,8 @@ from tests.records import PROJECT, judge, plan, training_record
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
 from twinrun.manifests.claims import Claim, ScoreDifferenceClaim
-from twinrun.manifests.published import PublishedClaims, check_numbers
+from twinrun.manifests.numbers import check_numbers
+from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.measurements import sampled
 from twinrun.results.compare import compare
 from twinrun.results.equivalence import Pair, compare_scores

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,8 +14,6 @@ from twinrun.protocol.measurements import Per
 
 FILE = Path("recipes/metrics.toml")
 RATIO = "ratio"
-# Published values are rates, times, shares and sizes in units that people read.
-LARGEST, SMALLEST = 1e12, 1e-12
 
 
 class Reach(Frozen):
@@ -114,6 +111,8 @@ class Metric(Frozen):
     """The fact of a point that it compares, where it is no number."""
     neutral: dict[str, str] = Field(default_factory=dict)
     """Settings, or groups of them, that cannot change it, each with the reason; all others count."""
+    neutral_to: tuple[str, ...] = ()
+    """Tables `neutral_to` of the file whose settings cannot change it either."""
 
     def decides(self, field: str) -> bool:
         """Say whether a field of a fingerprint changes what is measured."""
@@ -139,6 +138,8 @@ class MetricTable(Frozen):
 
     neutral: dict[str, str] = Field(default_factory=dict)
     """Settings that can change no metric, each with the reason."""
+    neutral_to: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """Settings that several metrics name together, with the reasons."""
     metric: tuple[Metric, ...]
 
 
@@ -163,6 +164,11 @@ def load_metrics(root: Path, *folders: Path) -> dict[str, Metric]:
             general = {**neutral, **table.neutral}
             # A metric can be about a setting that changes no other, as a validation loss is about its data.
             settings = {name: why for name, why in general.items() if not metric.decides(name)}
+            for name in metric.neutral_to:
+                require_known(
+                    name, table.neutral_to, "no such table", place=f"{path}:metric.{number}.neutral_to"
+                )
+                settings |= table.neutral_to[name]
             settings |= metric.neutral
             metrics[metric.id] = metric.model_copy(update={"neutral": settings})
     return metrics
@@ -176,36 +182,3 @@ def named_by(names: Iterable[str], field: str) -> bool:
 def reason_for(neutral: Mapping[str, str], field: str) -> str | None:
     """Return why a field, or the group that it belongs to, is neutral; None where it counts."""
     return neutral.get(field, neutral.get(field.partition(".")[0]))
-
-
-def demand_possible(
-    value: float, metric: Metric, *, unit: str, limits: Mapping[str, float] | None, place: str
-) -> None:
-    """Refuse a published value that no device reaches; raises InputError at `place`.
-
-    Args:
-        limits: what the published GPU does at most, by the names of evidence; None where the value
-            is a ratio of two numbers, which nothing bounds.
-    """
-    if not SMALLEST <= abs(value) <= LARGEST:
-        allowed = f"from {SMALLEST:g} to {LARGEST:g}, in a unit of the metric"
-        raise InputError("no value of a publication", place=place, found=value, allowed=allowed)
-    most = metric.evidence.most
-    if limits is None or most is None:
-        return
-    limit = limits.get(most, math.inf) if isinstance(most, str) else most
-    if metric.canonical(value, unit) > limit * (1 + metric.evidence.error):
-        raise InputError(
-            "more than the device can do", place=place, found=value, allowed=f"up to {limit:g} {metric.unit}"
-        )
-
-
-def known_metric(name: str, metrics: dict[str, Metric], *, place: str) -> Metric:
-    """Return the metric called `name`; raises InputError at `place`."""
-    require_known(name, metrics, "no such metric", place=place)
-    return metrics[name]
-
-
-def demand(found: str | None, allowed: Iterable[str], *, place: str, what: str) -> None:
-    """Raise InputError at `place` where `found` is none of `allowed`."""
-    require_known(found or "none", allowed, f"not a {what}", place=place)

@@ -12,7 +12,8 @@ from twinrun.foundation.files import is_file_in, real
 from twinrun.foundation.manifest import read_toml, validate
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.metrics import Metric, load_metrics
-from twinrun.manifests.published import check_numbers, check_sources, load_published
+from twinrun.manifests.numbers import check_numbers, check_sources
+from twinrun.manifests.published import load_published
 from twinrun.manifests.recipe import LoadedRecipe, Recipe
 from twinrun.manifests.stack import LoadedStack, load_stack
 from twinrun.manifests.vendor import Gpu, Vendor, load_gpus, load_vendors
