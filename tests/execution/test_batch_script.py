@@ -26,8 +26,8 @@ from twinrun.execution.launchers import load_launcher
 from twinrun.execution.local_engines import Interpreter
 from twinrun.execution.ranks import Launch, RankCommands
 from twinrun.execution.schedulers import load_scheduler
+from twinrun.execution.schedulers.slurm import parse_job
 from twinrun.execution.sif import SifRenderer
-from twinrun.execution.slurm_client import parse_job
 from twinrun.foundation.discovery import part_names
 from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.manifest import validate

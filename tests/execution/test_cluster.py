@@ -17,10 +17,10 @@ import pytest
 from tests.execution.clusters import ROOT, SECONDS, changed, cluster, container, docker, processes, until
 from twinrun.cli import jobs as job_commands
 from twinrun.cli import sites
+from twinrun.execution.batch import client_of
 from twinrun.execution.engine import NodeCommand
 from twinrun.execution.schedulers import Submission, load_scheduler
 from twinrun.execution.site_checks import check_site
-from twinrun.execution.slurm_client import SlurmClient
 from twinrun.execution.task import Task
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.manifests.cluster import LoadedSite, local_folder
@@ -345,7 +345,7 @@ def test_slurm_runs_the_health_check_and_drains_the_node(site: LoadedSite, folde
     before = settings.read_text(encoding="utf-8")
     asked = f"HealthCheckProgram={program}\nHealthCheckInterval=2\nHealthCheckNodeState=ANY\n"
     settings.write_text(before + asked, encoding="utf-8")
-    client = SlurmClient(site)
+    client = client_of(site)
     try:
         client.ask("scontrol", "reconfigure")
         until(lambda: "DRAIN" in client.ask("scontrol", "show", "node", "worker2"))

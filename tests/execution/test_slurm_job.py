@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.execution.placements import SITE
+from twinrun.execution.batch import client_of
 from twinrun.execution.engine import NodeCommand
 from twinrun.execution.schedulers import Submission, load_scheduler
-from twinrun.execution.slurm_client import SlurmClient
 from twinrun.execution.task import Task
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.manifests.cluster import LoadedSite
@@ -81,7 +81,7 @@ def ended(job: Submission) -> int:
 def test_a_slurm_that_is_gone_in_the_middle_of_a_run_is_told(
     job: Submission, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinrun.execution.schedulers.slurm.PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr("twinrun.execution.batch.PATIENCE_SECONDS", 0.5)
     say(None)
     with pytest.raises(RunError, match="Slurm has not answered") as caught:
         ended(job)
@@ -155,11 +155,11 @@ def test_a_machine_with_another_key_of_munge_is_told_so(tmp_path: Path, text: st
 def test_a_client_that_is_not_there_is_the_machines_fault(site: LoadedSite) -> None:
     gone = site.model_copy(update={"site": site.site.model_copy(update={"client": ("/no/such/program",)})})
     with pytest.raises(MachineError, match="cannot start") as caught:
-        SlurmClient(gone).jobs()
+        client_of(gone).jobs()
     assert f"{SITE.place}.client" in str(caught.value)
 
 
 def test_a_site_of_another_scheduler_is_not_asked(site: LoadedSite) -> None:
-    other = site.model_copy(update={"site": site.site.model_copy(update={"scheduler": "kubernetes"})})
-    with pytest.raises(InputError, match="no site of Slurm"):
-        SlurmClient(other)
+    other = site.model_copy(update={"site": site.site.model_copy(update={"scheduler": "local"})})
+    with pytest.raises(InputError, match="this machine is no site"):
+        client_of(other)

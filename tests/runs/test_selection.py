@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.records import PROJECT, RECIPE
-from twinrun.execution.slurm_client import SlurmClient
+from twinrun.execution.schedulers.slurm import Slurm
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.machine.inventory import processor
 from twinrun.protocol.machine import Device, Machine
@@ -124,7 +124,7 @@ def test_a_site_runs_the_points_that_its_jobs_get(
     file = tmp_path / "cluster.toml"
     file.write_text(SITE.replace("NODES", str(nodes)), encoding="utf-8")
     monkeypatch.setenv("TWINRUN_CLUSTER", str(file))
-    monkeypatch.setattr(SlurmClient, "size", lambda self: up)
+    monkeypatch.setattr(Slurm, "size", lambda self: up)
     request = {"cluster": "big", "scale": "paper", "settings": ("microbatch=1",)}
     found = selected(monkeypatch, machine(), **request)
     assert max(point.nodes for point in found.plan.points) == most

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 from twinrun.cli.console import print_json
+from twinrun.execution.batch import BatchScheduler, client_of
 from twinrun.execution.engine import log_folder
 from twinrun.execution.pending import FOLDER, Pending, all_pending
 from twinrun.execution.schedulers import load_scheduler
-from twinrun.execution.slurm_client import SlurmClient
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.foundation.terminal import say
 from twinrun.manifests.cluster import load_site
@@ -22,12 +22,12 @@ def jobs(root: Path, site: str | None, *, out: Path | None, follow: str | None, 
             raise InputError("a job is one of a site", place="invoke jobs", found="no --cluster")
         _print_waiting(root, out or root / "runs")
         return
-    client = SlurmClient(load_site(root, site))
+    client = client_of(load_site(root, site))
     for number in filter(None, (follow, cancel)):
-        if not number.isdecimal():
+        if not number.partition(".")[0].isdecimal():
             raise InputError("a job is named by its number", place="invoke jobs", found=number)
     if cancel:
-        client.ask("scancel", cancel)
+        client.end(cancel)
     if follow:
         _follow(client, follow)
         return
@@ -76,11 +76,16 @@ def _state(root: Path, run: Path, one: Pending) -> str:
     return "ended, --resume collects it"
 
 
-def _follow(client: SlurmClient, number: str) -> None:
+def _follow(client: BatchScheduler, number: str) -> None:
     """Show what a job prints until it ends; raises RunError where the job is not known."""
     shown: dict[Path, int] = {}
     while True:
-        state = client.job(number)
+        state = client.state(number)
+        if state is None:
+            if not shown:
+                raise RunError(f"{client.title} does not know this job", place="invoke jobs", found=number)
+            say(f"{number} has ended")
+            return
         # Beside what the script prints lies what each node prints.
         for file in sorted(Path(state.output).parent.glob("launcher*.log")):
             text = file.read_text(encoding="utf-8", errors="replace")

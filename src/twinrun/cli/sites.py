@@ -48,8 +48,13 @@ def describe(root: Path, *, site: str | None, partition: str | None) -> None:
     Args:
         site: one whose `client` leads to Slurm, where this machine has none of its commands.
     """
-    client = load_site(root, site).site.client if site else ()
-    text = site_description.describe(client=client, partition=partition, gpus=list(load_gpus(root)))
+    known = load_site(root, site).site if site else None
+    text = site_description.describe(
+        client=known.client if known else (),
+        partition=partition,
+        gpus=load_gpus(root),
+        scheduler=known.scheduler if known else "slurm",
+    )
     file = root / FILE
     if file.exists() or site:
         say(text, end="")

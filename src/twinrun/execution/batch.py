@@ -1,250 +1,457 @@
-"""The script of a job: written from a task alone, the same on every node, no longer for more of them."""
+"""The scheduler of a site: one client and one job, whose words are Slurm's, PBS's or Grid Engine's."""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 
-from twinrun.execution import shell
-from twinrun.execution.engine import NodeCommand, stop_file
-from twinrun.execution.task import Task
-from twinrun.foundation.errors import InputError, MachineError, RunError
+from pydantic import Field
+
+from twinrun.execution import schedulers, shell
+from twinrun.execution.job_script import LOG, SCRIPT, SET_UP_FAILED, STATUS_FILE, JobScript
+from twinrun.execution.pending import SchedulerSilentError
+from twinrun.execution.schedulers import Start
+from twinrun.execution.task import Abilities, Task
+from twinrun.foundation.discovery import load_part
+from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
+from twinrun.foundation.files import write_atomically
+from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.processes import end_of, last_lines
 from twinrun.manifests.cluster import LoadedSite
-from twinrun.protocol.allocation import IMAGE_VARIABLE
 
-SCRIPT, STATUS_FILE, LOG = "job.sh", "status", "launcher.log"
-# Exit status of a job whose set-up line failed, and of `set_up` in its script.
-SET_UP_FAILED = 97
-HOSTS = "TWINRUN_HOSTS"
-# Left to the shell, in every word of the script; the plan has no other way to reach it.
-_NAMES = ("RUN", HOSTS, shell.FIRST_NODE, shell.NODE, shell.RANK, shell.LOCAL_RANK, shell.PORT)
-# Ports of a job: below those that kernels hand out, and different for jobs with numbers near each other.
-_FIRST_PORT, _PORTS = 10_000, 20_000
+_ANSWER_SECONDS = 60
+# A scheduler that restarts is silent for a moment; one that stays away is gone.
+PATIENCE_SECONDS = 60.0
+# Beyond the time in which Slurm kills what it has told to end.
+CANCEL_SECONDS = 90.0
+# A shared folder may show the status later than the scheduler forgets the job.
+_SETTLE_SECONDS = 5.0
+# Jobs that somebody or something else has ended, and that may go on; and those whose node went.
+_STOPPED = ("CANCELLED", "PREEMPTED", "TIMEOUT", "DEADLINE", "REVOKED")
+_LOST = ("NODE_FAIL", "BOOT_FAIL")
+ENDLESS = float("1e18")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dialect:
-    """What one scheduler's scripts say in their own words."""
+class JobState(Frozen):
+    """What a scheduler knows of a job."""
 
+    id: str
+    name: str
+    state: str
+    """In the scheduler's own words, for example RUNNING."""
+    reason: str = ""
+    status: int = 0
+    """Exit status of one that has ended; a negative one is a signal."""
+    nodes: str = ""
+    """Host names as the scheduler abbreviates them; empty while the job waits."""
+    run_seconds: float = 0.0
+    limit_seconds: float = ENDLESS
+    user: str = ""
+    output: str = ""
+    """File that the script prints to, where the scheduler tells it."""
+    ended: bool = False
+    """Whether nothing of it runs any more."""
+
+
+class NodeState(Frozen):
+    """What jobs may use of a node, as the scheduler has it."""
+
+    name: str
+    up: bool = True
+    cores: int
+    memory_gib: int
+    devices: dict[str, int] = Field(default_factory=dict)
+    """Count of each generic resource, by its name in the scheduler: `gpu:mi250`."""
+    partitions: tuple[str, ...] = ()
+
+
+class BatchScheduler(ABC):
+    """One site: what its scheduler is asked, and the jobs that it takes."""
+
+    name: str
+    title: str
+    """The product, in messages."""
+    abilities = Abilities()
     prefix: str
-    """Begins a line that is an option."""
-    options: Sequence[str]
     hosts: str
-    """Command that prints the hosts of the job, one a line."""
-    node: str
-    """Expression for the place of a node among them, where the starter tells each process its own."""
+    node = "$node"
     number: str
-    """Arithmetic expression for the number of the job."""
-    each_node: tuple[str, ...] = ()
-    """Words that start a command once on every node."""
     remote: tuple[str, ...] = ()
-    """Words before a host and a command there, of a scheduler without `each_node`."""
-    again: str = ""
-    """Command that starts the job again where the ranks have saved and the job may go on."""
+    again = ""
+    cancel_words: tuple[str, ...] = ("qdel",)
+    own: tuple[str, ...] = ()
+    """Options that other keys of a site stand for."""
+    device_hint: str
+    """What to do where jobs would ask for no device."""
 
-
-def batch_script(task: Task, *, site: LoadedSite, run: str, logs: str, dialect: Dialect) -> str:
-    """Return the script of `task`; pure.
-
-    Raises:
-        InputError: a string that no script can hold.
-        MachineError: a command that must hand the run folder over, which only this machine can.
-    """
-    (command,) = task.commands
-    if command.writer:
-        raise MachineError(
-            "on a cluster, containers run as their caller, who must not be root",
-            place=f"{site.place}.engine",
-            found=site.site.engine,
-            hint="run twinrun as another user, or set the engine to venv",
-        )
-    writer = _Writer(task=task, command=command, site=site, run=run, logs=logs, dialect=dialect)
-    return "\n".join([*writer.lines(), ""])
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Writer:
-    task: Task
-    command: NodeCommand
-    site: LoadedSite
-    run: str
-    logs: str
-    dialect: Dialect
-
-    def lines(self) -> Iterator[str]:
-        # A login shell, which alone knows `module`, where something of the site is to be set up.
-        yield "#!/bin/bash -l" if self.site.site.modules else "#!/bin/bash"
-        yield from (f"{self.dialect.prefix} {option}" for option in self.dialect.options)
-        yield "set -euo pipefail"
-        if self.run != "$RUN":
-            yield f"RUN={self._word(self.run, names=())}"
-        stale = [f"{self.logs}/{STATUS_FILE}"]
-        if self.site.site.requeue:
-            stale.append(str(stop_file(Path(self.run), self.task.point)))
-        yield f"rm --force {' '.join(map(self._word, stale))}"
-        yield f'leave() {{ echo "$1" > {self._word(f"{self.logs}/{STATUS_FILE}")}; exit "$1"; }}'
-        yield f"{shell.FIRST_NODE}=$({self.dialect.hosts} | sed -n 1p)"
-        yield f"{shell.PORT}=$(({_FIRST_PORT} + {self.dialect.number} % {_PORTS}))"
-        yield f"export RUN {shell.FIRST_NODE} {shell.PORT}"
-        if self.site.site.infiniband:
-            yield "ulimit -l unlimited || true"
-        if not self.dialect.remote:
-            yield from self._set_up()
-        yield from ("start() {", *(f"  {line}" for line in self._start()), "}")
-        # The scheduler may tell this shell to end as well; with a handler it waits until its ranks have.
-        yield "trap : TERM"
-        *before, start = self._begin()
-        yield from before
-        yield f"status=0; {start} || status=$?"
-        if self.site.site.requeue and self.dialect.again:
-            stopped = self._word(stale[-1])
-            yield f"if [[ -e {stopped} ]]; then {self.dialect.again}; fi"
-        yield 'leave "$status"'
-
-    def _set_up(self) -> Iterator[str]:
-        """Yield what loads the modules and runs the user's lines; the first that fails ends the job."""
-        one = self.site.site
-        lines = [*(f"module load {name}" for name in one.modules), *one.setup]
-        if not lines:
-            return
-        failed = f'{{ echo "twinrun: this set-up line failed: $1" >&2; leave {SET_UP_FAILED}; }}'
-        # Modules of many sites read variables that are not set.
-        yield f'set_up() {{ set +eu; eval "$1" || {failed}; set -eu; }}'
-        yield from (f"set_up {self._word(line, names=())}" for line in lines)
-
-    def _start(self) -> Iterator[str]:
-        """Yield the body of what runs once on every node, or once for every rank."""
-        task, command = self.task, self.command
-        if task.identity is None:
-            yield f'export {shell.NODE}="{self.dialect.node}"'
-        else:
-            rank, local_rank = task.identity
-            yield f'export {shell.RANK}="${rank}" {shell.LOCAL_RANK}="${local_rank}"'
-            yield f'export {shell.NODE}="$(({shell.RANK} / {task.ranks_per_node}))"'
-            inside = f"/node-${shell.NODE}" if task.nodes > 1 else ""
-            folder = self._word(f"{self.logs}{inside}/${shell.LOCAL_RANK}")
-            yield f"mkdir -p {folder}"
-            yield f"exec > {folder}/stdout.log 2> {folder}/stderr.log"
-        yield f"cd {self._word(str(command.folder))}"
-        interfaces = ",".join(self.site.site.interfaces)
-        chosen = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interfaces) if interfaces else {}
-        variables = {**(chosen if task.nodes > 1 else {}), **command.variables}
-        for name, value in variables.items():
-            yield f"export {_variable(name)}={self._word(value)}"
-        words = [self._word(one) for one in command.arguments]
-        if command.container:
-            inspect = " ".join(self._word(one) for one in command.container.inspect_arguments())
-            yield f'{IMAGE_VARIABLE}="$({inspect})"'
-            yield f"export {IMAGE_VARIABLE}"
-            if command.container.groups_of:
-                # Their numbers are those of this node, which need not be those of another.
-                files = " ".join(command.container.groups_of)
-                number = '"$(stat --format=%g "$file")"'
-                yield "groups=()"
-                yield f"for file in {files}; do [[ ! -e $file ]] || groups+=(--group-add {number}); done"
-                words[2:2] = ['"${groups[@]}"']
-        yield f"exec {' '.join(words)}"
-
-    def _begin(self) -> list[str]:
-        """Return the lines that start it everywhere; the last one waits for the end."""
-        task, lines = self.task, []
-        starter = task.starter or self.dialect.each_node
-        if f"${HOSTS}" in starter or not starter:
-            lines.append(f"{HOSTS}={self._word(f'{self.logs}/hosts')}")
-            slots = f" | sed 's/$/ slots={task.ranks_per_node}/'" if starter else ""
-            lines.append(f'{self.dialect.hosts}{slots} > "${HOSTS}"')
-        lines += [
-            f"export {_variable(name)}={self._word(value)}"
-            for name, value in self.command.srun_variables.items()
-        ]
-        if not starter:
-            return [*lines, *self._loop()]
-        words = " ".join(self._word(one) for one in (*starter, *self.command.srun_options))
-        return [*lines, f'{words} bash -euc "$(declare -f start); start"']
-
-    def _loop(self) -> Iterator[str]:
-        """Yield what starts the nodes' commands one by one, and ends all when one fails."""
-        file = self._word(f"{self.logs}/start.sh")
-        output = f"{self._word(self.logs)}/launcher-$node.log"
-        yield "{"
-        yield f'  declare -p RUN {shell.FIRST_NODE} {shell.PORT} | sed "s/^declare -x/export/"'
-        yield "  echo 'leave() { exit \"$1\"; }'"
-        yield from (f"  printf '%s\\n' {self._word(line, names=())}" for line in self._set_up())
-        yield "  declare -f start; echo 'node=$1; start'"
-        yield f"}} > {file}"
-        yield "everywhere() {"
-        yield "  local node=0 host there"
-        yield "  while read -r host <&3; do"
-        remote = " ".join(self._word(word) for word in self.dialect.remote)
-        # The first node is this one; a scheduler may count the script as its one process there.
-        yield f'    there=({remote} "$host"); ((node > 0)) || there=()'
-        yield f'    "${{there[@]}}" /bin/bash -eu {file} "$node" > {output} 2>&1 < /dev/null &'
-        yield "    node=$((node + 1))"
-        yield f'  done 3< "${HOSTS}"'
-        yield f"  for ((node = 0; node < {self.task.nodes}; node++)); do"
-        yield "    wait -n || { status=$?; kill $(jobs -p) 2> /dev/null; wait; return $status; }"
-        yield "  done"
-        yield "}"
-        yield "everywhere"
-
-    def _word(self, text: str, *, names: tuple[str, ...] = _NAMES) -> str:
-        return shell.quoted_in_line(text, names, place=f"the script for {self.site.name}")
-
-
-def refuse_own_options(site: LoadedSite, known: Sequence[str]) -> None:
-    """Raise InputError for an option that the script has anyway, from another key of the site."""
-    for option in site.site.options:
-        name = re.split("[= ]", option.lstrip("-"), maxsplit=1)[0]
-        if name in known:
+    def __init__(self, *, site: LoadedSite | None) -> None:
+        """Take a site; raises InputError without one."""
+        if site is None:
+            hint = "add --cluster SITE, of cluster.toml; `invoke cluster up` makes the site `local`"
             raise InputError(
-                "the script has this option from another key",
-                place=f"{site.place}.options",
-                found=option,
-                hint="see the keys of a site in docs/guides/run-on-a-cluster.md",
+                f"{self.title} is at a site",
+                place=f"--scheduler {self.name}",
+                found="no --cluster",
+                hint=hint,
             )
+        self.site = site
 
+    # What each scheduler says in its own words.
 
-def job_name(task: Task) -> str:
-    """Return the name of a job, in which no scheduler finds a letter that it refuses."""
-    return f"twinrun-{re.sub(r'[^A-Za-z0-9_.=@-]', '_', task.point)[:60]}"
+    @abstractmethod
+    def options(self, task: Task) -> Iterator[str]:
+        """Yield the options of a job; cluster.toml holds words alone, so none needs quotes."""
 
+    @abstractmethod
+    def submit_words(self, run: Path, logs: Path) -> tuple[str, ...]:
+        """Return the command that takes a script, whose words are before it."""
 
-def demand_shared(site: LoadedSite, run: Path) -> None:
-    """Raise InputError where the nodes of the site do not see the run folder."""
-    shared = site.site.shared
-    if not any(run.is_relative_to(folder) for folder in shared):
-        raise InputError(
-            "the nodes do not see the run folder",
-            place=f"{site.place}.shared",
-            found=str(run),
-            allowed=shared,
-            hint="choose a folder below one of them with --out",
+    @abstractmethod
+    def all_jobs(self) -> list[JobState]:
+        """Return the jobs that the scheduler knows."""
+
+    @abstractmethod
+    def all_nodes(self) -> list[NodeState]:
+        """Return the nodes that the scheduler knows."""
+
+    @abstractmethod
+    def version(self) -> str:
+        """Return what the scheduler says of itself; raises RunError where it does not answer."""
+
+    @abstractmethod
+    def longest(self, partition: str | None) -> tuple[str, float]:
+        """Return the name of a partition, or of the default one, and the seconds that its jobs may take."""
+
+    def state(self, number: str) -> JobState | None:
+        """Return the state of a job, None where the scheduler does not know it; raises RunError."""
+        return next((job for job in self.all_jobs() if job.id == number), None)
+
+    def host_names(self, nodes: str) -> tuple[str, ...]:  # noqa: ARG002
+        """Return host names of a job written out; empty where its script alone knows them."""
+        return ()
+
+    def accounts(self) -> list[str] | None:
+        """Return the accounts that this user may charge; None where the scheduler keeps none."""
+        return None
+
+    def judged(self) -> str | None:
+        """Let the scheduler judge a job without queueing it; None where it cannot. Raises RunError."""
+        return None
+
+    def setting(self, name: str) -> str:  # noqa: ARG002
+        """Return a setting of the scheduler, empty where it has none of the name."""
+        return ""
+
+    def faults(self) -> str:
+        """Return in words which nodes are out of service."""
+        return ""
+
+    def each_node(self, task: Task, logs: str) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the words that start a command once on every node; empty with `remote`."""
+        return ()
+
+    # What all have in common.
+
+    def ask(self, *arguments: str) -> str:
+        """Return what a command of the scheduler prints.
+
+        Raises:
+            RunError: it refuses, in its own words, or does not answer.
+            MachineError: it cannot be started.
+        """
+        command = [*self.site.site.client, *arguments]
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=_ANSWER_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise RunError("no answer", place=arguments[0], found=f"{_ANSWER_SECONDS} s") from None
+        except OSError as error:
+            raise MachineError(
+                f"cannot start: {error.strerror}",
+                place=command[0],
+                hint=f"run twinrun where {self.title}'s commands are, or set {self.site.place}.client",
+            ) from None
+        if done.returncode:
+            self.refuse(arguments[0], last_lines(done.stderr or done.stdout, 4))
+        return done.stdout
+
+    def refuse(self, command: str, text: str) -> None:
+        """Raise RunError for a command that failed with `text`."""
+        raise RunError(f"{self.title} refuses", place=command, found=text)
+
+    def demand(self) -> BatchScheduler:
+        """Return itself; raises InputError where jobs would get no device, or have an option twice."""
+        one = self.site.site
+        if one.gpu and one.devices_by == "gres" and not one.gres:
+            raise InputError(
+                "a job of this site would get no GPU",
+                place=f"{self.site.place}.gres",
+                found="missing",
+                hint=self.device_hint,
+            )
+        for option in one.options:
+            if re.split("[= ]", option.lstrip("-"), maxsplit=1)[0] in self.own:
+                raise InputError(
+                    "the script has this option from another key",
+                    place=f"{self.site.place}.options",
+                    found=option,
+                    hint="see the keys of a site in docs/guides/run-on-a-cluster.md",
+                )
+        return self
+
+    def jobs(self) -> list[JobState]:
+        """Return the jobs of twinrun."""
+        return [job for job in self.all_jobs() if job.name.startswith("twinrun-")]
+
+    def nodes(self) -> list[NodeState]:
+        """Return the nodes of the site's partition that are in service."""
+        wanted = self.site.site.partition
+        return [
+            one
+            for one in self.all_nodes()
+            if one.up and (not wanted or wanted in one.partitions or not one.partitions)
+        ]
+
+    def end(self, number: str) -> None:
+        """End a job; raises RunError where the scheduler refuses."""
+        self.ask(*self.cancel_words, number)
+
+    def size(self) -> int:
+        """Return how many nodes are up; raises MachineError where the scheduler does not answer."""
+        try:
+            return len({one.name for one in self.nodes()})
+        except RunError as error:
+            found = str(error.found).strip()
+            raise MachineError(f"{self.title} does not answer", place=self.site.place, found=found) from None
+
+    def unusable(self, *, nodes: int) -> str | None:
+        """Return why so many nodes cannot be had, or None."""
+        found = self.size()
+        many = f"the plan has points of up to {nodes} nodes, and {found} of the site are up"
+        return many if nodes > found else None
+
+    def first_node(self) -> str:
+        """Return the variable of the script that has the first node."""
+        return f"${shell.FIRST_NODE}"
+
+    def port(self) -> str:
+        """Return the variable of the script that has a port of the job's own."""
+        return f"${shell.PORT}"
+
+    def node_names(self, nodes: int) -> tuple[str, ...]:  # noqa: ARG002
+        """Return one variable: all nodes start the same command."""
+        return (f"${shell.NODE}",)
+
+    def memory_gib(self, task: Task) -> int | None:
+        """Return the memory of a node that a job asks for: its devices' share where others use the rest.
+
+        0 is all that a node has, None the partition's default.
+        """
+        one = self.site.site
+        if task.ranks_per_node >= one.devices_per_node or one.exclusive or one.devices_by == "whole-node":
+            return one.memory_gib
+        return one.memory_gib * task.ranks_per_node // one.devices_per_node if one.memory_gib else None
+
+    def one_node(self) -> Task:
+        """Return a task for all devices of one node."""
+        one = self.site.site
+        return Task(
+            point="doctor",
+            nodes=1,
+            ranks_per_node=one.devices_per_node,
+            cores_per_rank=one.rank_cores,
+            commands=(),
         )
 
+    def script(self, task: Task, *, run: str, logs: str) -> str:
+        """Return the script of `task`; pure."""
+        return JobScript(task=task, site=self.site, run=run, logs=logs, dialect=self).text()
 
-def written_status(logs: Path) -> int | None:
-    """Return the exit status that the script of a job has left, None where it did not come to its end."""
-    file = logs / STATUS_FILE
-    text = file.read_text(encoding="ascii", errors="replace").strip() if file.is_file() else ""
-    return int(text) if text.isdecimal() else None
+    def submit(self, task: Task, *, run: Path, logs: Path, start: Start) -> BatchJob:  # noqa: ARG002
+        """Write the script of `task` to its logs and hand it to the scheduler.
+
+        Raises:
+            InputError: the scheduler refuses what cluster.toml says, or nodes do not see the run folder.
+            MachineError: the scheduler does not know this machine.
+        """
+        shared = self.site.site.shared
+        if not any(run.is_relative_to(folder) for folder in shared):
+            raise InputError(
+                "the nodes do not see the run folder",
+                place=f"{self.site.place}.shared",
+                found=str(run),
+                allowed=shared,
+                hint="choose a folder below one of them with --out",
+            )
+        file = logs / SCRIPT
+        write_atomically(file, self.script(task, run=str(run), logs=str(logs)))
+        words = self.submit_words(run, logs)
+        try:
+            printed = self.ask(*words, str(file))
+        except RunError as error:
+            raise InputError(
+                f"{words[0]} refuses the job",
+                place=self.site.place,
+                found=str(error.found).strip(),
+                hint=f"the options are the first lines of {file}",
+            ) from None
+        return self.adopt(self.handle_of(printed.strip()), point=task.point, logs=logs)
+
+    def handle_of(self, printed: str) -> str:
+        """Return the number of a job of what its submission printed."""
+        return printed
+
+    def adopt(self, handle: str, *, point: str, logs: Path) -> BatchJob:
+        """Return the job with the number `handle`."""
+        return BatchJob(handle, scheduler=self, logs=logs, point=point)
 
 
-def refuse_failed_set_up(status: int, *, site: LoadedSite, logs: Path) -> None:
-    """Raise RunError with what it printed where a set-up line of the site ended the job."""
-    if status != SET_UP_FAILED:
-        return
-    texts = [end_of(path) for path in sorted(logs.glob("launcher*.log"))]
-    raise RunError(
-        "a set-up line of the site failed, and no rank was started",
-        place=f"{site.place}.setup",
-        found=last_lines("\n".join(texts)),
-        hint="the same line in a job of your own shows more; --dry prints the script",
-    )
+class BatchJob:
+    """A submitted job."""
+
+    def __init__(self, number: str, *, scheduler: BatchScheduler, logs: Path, point: str) -> None:
+        self.handle = number
+        self._scheduler = scheduler
+        self._logs = logs
+        self._point = point
+        self._asked = 0.0
+        self._answered = time.monotonic()
+        self._nodes: tuple[str, ...] = ()
+        self._ended = False
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Return the host names of the nodes; empty while the job waits."""
+        file = self._logs / "hosts"
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        return self._nodes or tuple(line.split()[0] for line in lines if line.strip())
+
+    def logs(self) -> tuple[Path, ...]:
+        """Return the files of the script and of each node, as far as they are there."""
+        agents = sorted(self._logs.glob("launcher-*.log"), key=lambda path: (len(path.name), path.name))
+        return tuple(path for path in (self._logs / LOG, *agents) if path.exists())
+
+    def poll(self) -> int | None:
+        """Return the exit status, None until the job has ended; asks no oftener than the site wants.
+
+        Raises:
+            Interrupted: the job was cancelled, preempted, out of time, or ended without a status.
+            RunError: a node died, a set-up line failed, or the scheduler has not answered for a minute.
+        """
+        scheduler, now = self._scheduler, time.monotonic()
+        if now - self._asked < scheduler.site.site.poll_seconds:
+            return None
+        self._asked = now
+        try:
+            state = scheduler.state(self.handle)
+            if state and not self._nodes:
+                with contextlib.suppress(RunError):
+                    self._nodes = scheduler.host_names(state.nodes)
+        except (RunError, MachineError) as error:
+            if now - self._answered > PATIENCE_SECONDS:
+                raise SchedulerSilentError(
+                    f"{scheduler.title} has not answered for {PATIENCE_SECONDS:.0f} s",
+                    place=self._point,
+                    found=str(error.found or error.message).strip(),
+                    hint=f"job {self.handle} may still run: when {scheduler.title} is back,"
+                    " --resume goes on with it",
+                ) from None
+            return None
+        self._answered = now
+        if state and not state.ended:
+            return None
+        self._ended = True
+        status = self._status_of(state) if state else self._left()
+        if status == SET_UP_FAILED:
+            raise RunError(
+                "a set-up line of the site failed, and no rank was started",
+                place=f"{scheduler.site.place}.setup",
+                found=last_lines("\n".join(end_of(log) for log in self.logs())),
+                hint="the same line in a job of your own shows more; --dry prints the script",
+            )
+        return status
+
+    def _left(self) -> int:
+        """Return the status of a job that the scheduler does not know any more, as its script has left it."""
+        file, deadline = self._logs / STATUS_FILE, time.monotonic() + _SETTLE_SECONDS
+        while not (file.is_file() and file.read_text(encoding="ascii", errors="replace").strip().isdecimal()):
+            if time.monotonic() > deadline:
+                raise RunInterruptedError(
+                    f"job {self.handle} ended without an exit status",
+                    place=self._point,
+                    found=f"{self._scheduler.title} does not know it: it was cancelled, out of time,"
+                    " or lost its node",
+                    hint="the same command with --resume starts the point again",
+                )
+            time.sleep(0.2)
+        return int(file.read_text(encoding="ascii"))
+
+    def _status_of(self, state: JobState) -> int:
+        late = state.limit_seconds - self._scheduler.site.site.signal_seconds - 1
+        if state.state in _STOPPED or (state.status and state.run_seconds >= late):
+            raise RunInterruptedError(
+                f"job {state.id} was ended: {state.state}",
+                place=self._point,
+                found=f"{state.reason}, after {state.run_seconds:.0f} s on {state.nodes or 'no node'}",
+                hint="the same command with --resume runs the points that are left",
+            )
+        if state.state in _LOST:
+            raise RunError(
+                f"job {state.id} lost a node: {state.state}",
+                place=self._point,
+                found=f"of {state.nodes}: {self._scheduler.faults() or 'no node is down any more'}",
+                hint="after mending it, or with it in `exclude` of cluster.toml, --resume goes on",
+            )
+        return state.status or int(state.state != "COMPLETED")
+
+    def cancel(self) -> None:
+        """End the job and wait until its nodes are given back; one that has ended is no error."""
+        if self._ended:
+            return
+        # A scheduler that is gone can be asked for nothing; its nodes end the job at its time limit.
+        with contextlib.suppress(RunError, MachineError):
+            with contextlib.suppress(RunError):
+                self._scheduler.end(self.handle)
+            deadline = time.monotonic() + CANCEL_SECONDS
+            while (state := self._scheduler.state(self.handle)) and not state.ended:
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(min(0.5, self._scheduler.site.site.poll_seconds))
+            self._ended = True
 
 
-def _variable(name: str) -> str:
-    assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name), name
-    return name
+def client_of(site: LoadedSite) -> BatchScheduler:
+    """Return what the scheduler of a site is asked through, whatever its jobs would lack."""
+    client = load_part(schedulers, site.site.scheduler).open_scheduler(site=site)
+    if not isinstance(client, BatchScheduler):
+        raise InputError("no scheduler of jobs", place=f"{site.place}.scheduler", found=site.site.scheduler)
+    return client
+
+
+def seconds_of(text: str) -> float:
+    """Return a time as schedulers print it, `1-02:03:04` or `02:03:04`; any other text has no end."""
+    days, _, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if len(parts) != 3 or not all(part.isdecimal() for part in (*parts, days or "0")):
+        return ENDLESS
+    hours, minutes, seconds = map(int, parts)
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60.0 + seconds
+
+
+def gib_of(text: str) -> int:
+    """Return a size as schedulers print it, `515000000kb` or `7.6G`, in whole GiB."""
+    found = re.fullmatch(r"([\d.]+)\s*([kmgt]?)b?", text.strip().lower())
+    scale = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+    return int(float(found[1]) * scale[found[2]]) >> 30 if found else 0

@@ -1,32 +1,42 @@
-"""`invoke cluster describe`: a first cluster.toml, from what the Slurm of a login node says."""
+"""`cluster describe`: a first cluster.toml, from what the scheduler of a login node says."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from twinrun.execution.slurm_client import SlurmClient, seconds_of
+from twinrun.execution.batch import ENDLESS, client_of
 from twinrun.foundation.errors import MachineError
 from twinrun.manifests.cluster import LoadedSite, Site
+from twinrun.manifests.vendor import Gpu
 
 # A limit that no point of ours needs.
 _MOST_MINUTES = 240
+# Countable resources of PBS and Grid Engine that are devices.
+_DEVICES = ("gpu", "ngpus", "gpus")
 
 
-def describe(*, client: Sequence[str], partition: str | None, gpus: Collection[str]) -> str:
+def describe(
+    *,
+    client: Sequence[str],
+    partition: str | None,
+    gpus: Mapping[str, Gpu] | Collection[str],
+    scheduler: str = "slurm",
+) -> str:
     """Return the text of a cluster.toml for the nodes of one partition that are alike.
 
     Args:
-        client: words before each command of Slurm.
-        partition: name of one; the default partition when left out.
-        gpus: rows of images/gpus.toml, one of which the type of a generic resource may name.
+        client: words before each command of the scheduler.
+        partition: name of one, or of a queue; the default when left out.
+        gpus: rows of images/gpus.toml, one of which the type of a resource may name.
+        scheduler: `slurm`, `pbs` or `gridengine`.
 
     Raises:
-        MachineError: Slurm is not here, or the partition has no node.
+        MachineError: the scheduler is not here, or the partition has no node.
     """
     asked = Site(
-        scheduler="slurm",
+        scheduler=scheduler,
         vendor="cpu",
         nodes=1,
         devices_per_node=1,
@@ -35,54 +45,59 @@ def describe(*, client: Sequence[str], partition: str | None, gpus: Collection[s
         shared=("/",),
         client=tuple(client),
     )
-    slurm = SlurmClient(LoadedSite(name="described", place="cluster.toml:site.described", site=asked))
-    found = slurm.partition()
-    name = found.get("PartitionName")
-    nodes = [one for one in slurm.nodes() if name in one.get("Partitions", "").split(",")]
+    asking = client_of(LoadedSite(name="described", place="cluster.toml:site.described", site=asked))
+    name, limit = asking.longest(partition)
+    nodes = [one for one in asking.nodes() if not name or name in one.partitions or not one.partitions]
     if not nodes:
-        raise MachineError("the partition has no node", place="invoke cluster describe", found=partition)
+        raise MachineError("the partition has no node", place="cluster describe", found=name or partition)
     # The nodes that most are like; others have another partition, or another feature.
-    (cores, memory, gres), count = Counter(
-        (one.get("CPUTot", "1"), one.get("RealMemory", "0"), one.get("Gres", "(null)")) for one in nodes
-    ).most_common(1)[0]
-    resource, devices = _devices(gres)
-    limit = seconds_of(found.get("MaxTime", "")) // 60
-    cluster = slurm.setting("ClusterName") or "cluster"
+    kinds = Counter((one.cores, one.memory_gib, tuple(sorted(one.devices.items()))) for one in nodes)
+    (cores, memory, resources), count = kinds.most_common(1)[0]
+    resource, devices = next(
+        ((key, number) for key, number in resources if scheduler == "slurm" or key in _DEVICES), (None, 1)
+    )
+    row = _row(resource, list(gpus))
+    vendor = gpus[row].vendor if row and isinstance(gpus, Mapping) else "cpu"
+    accounts = asking.accounts() or []
+    cluster = asking.setting("ClusterName") or "cluster"
+    complete = "                    # complete: "
     lines = [
-        f"# What Slurm says of {count} of {len(nodes)} nodes of {name}; complete the marked lines.",
+        f"# What {asking.title} says of {count} of {len(nodes)} nodes of {name}; complete the marked lines.",
         f"[site.{cluster.lower().replace('_', '-')}]",
-        'scheduler = "slurm"',
-        'vendor = "cpu"                    # complete: a folder of images/vendors',
-        *_gpu(resource, gpus),
+        f'scheduler = "{scheduler}"',
+        f'vendor = "{vendor}"' + ("" if row else f"{complete}a folder of images/vendors"),
+        *(
+            [f'gpu = "{row}"']
+            if row
+            else [f'# gpu = "..."{complete}a row of images/gpus.toml']
+            if resource
+            else []
+        ),
         f"nodes = {count}",
-        f"devices_per_node = {devices or 1}",
+        f"devices_per_node = {devices}",
         f"cores_per_node = {cores}",
-        *_rank_cores(int(cores), devices or 1),
-        f"memory_gib = {int(memory) // 1024}",
-        f"partition = {json.dumps(name)}",
+        *([f"cores_per_rank = {cores // devices}"] if cores >= devices and cores % devices else []),
+        f"memory_gib = {memory}",
+        *([f"partition = {json.dumps(name)}"] if name else []),
+        *([f"account = {json.dumps(accounts[0])}{_others(accounts)}"] if accounts else []),
         *([f"gres = {json.dumps(resource)}"] if resource else []),
-        f"minutes = {max(1, min(int(limit), _MOST_MINUTES))}",
+        *(
+            [f'parallel_environment = "mpi"{complete}one of `qconf -spl`']
+            if scheduler == "gridengine"
+            else []
+        ),
+        f"minutes = {_MOST_MINUTES if limit >= ENDLESS else max(1, min(int(limit // 60), _MOST_MINUTES))}",
         'shared = ["/shared"]              # complete: folders that all nodes see',
         *([f"client = {json.dumps(list(client))}"] if client else []),
     ]
     return "\n".join([*lines, ""])
 
 
-def _devices(gres: str) -> tuple[str | None, int]:
-    """Return the generic resource of a node, and how many it has of it; None where it has none."""
-    first = gres.replace("(null)", "").split(",")[0].partition("(")[0]
-    *words, count = first.split(":") if first else ("0",)
-    return (":".join(words), int(count)) if words and count.isdecimal() else (None, 0)
+def _others(accounts: Sequence[str]) -> str:
+    return f"  # or {', '.join(accounts[1:])}" if accounts[1:] else ""
 
 
-def _gpu(resource: str | None, gpus: Collection[str]) -> list[str]:
-    """Return the line with the row of images/gpus.toml that the type of a resource names, or asks for it."""
+def _row(resource: str | None, gpus: Collection[str]) -> str | None:
+    """Return the row of images/gpus.toml that the type of a resource names; None where it names none."""
     kind = (resource or "").partition(":")[2].replace("_", "-").lower()
-    row = next((one for one in gpus if kind and (one == kind or one.startswith(f"{kind}-"))), None)
-    if row:
-        return [f"gpu = {json.dumps(row)}"]
-    return ['# gpu = "..."                    # complete: a row of images/gpus.toml'] if resource else []
-
-
-def _rank_cores(cores: int, ranks: int) -> list[str]:
-    return [f"cores_per_rank = {cores // ranks}"] if cores >= ranks and cores % ranks else []
+    return next((one for one in gpus if kind and (one == kind or one.startswith(f"{kind}-"))), None)

@@ -1,9 +1,20 @@
-"""What a scheduler is asked to start for one point."""
+"""What a scheduler is asked to start for one point, and what it can do for a launcher."""
 
 from __future__ import annotations
 
+import re
+
 from twinrun.execution.engine import NodeCommand
 from twinrun.foundation.manifest import Frozen
+
+
+class Abilities(Frozen):
+    """What the allocation of a scheduler offers; one that offers nothing starts a command on each node."""
+
+    steps: bool = False
+    """Whether srun starts one process for each rank in it."""
+    hosts: bool = False
+    """Whether its script writes the hosts of a job to a file, for a starter of MPI."""
 
 
 class Task(Frozen):
@@ -19,3 +30,8 @@ class Task(Frozen):
     """Words of the launcher before a command; empty where each node starts its own."""
     identity: tuple[str, str] | None = None
     """Variables in which the starter tells each process its rank, and its rank on its node."""
+
+    @property
+    def job_name(self) -> str:
+        """Return the name of a job, in which no scheduler finds a letter that it refuses."""
+        return f"twinrun-{re.sub(r'[^A-Za-z0-9_.=@-]', '_', self.point)[:60]}"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from twinrun.execution import shell
-from twinrun.execution.abilities import Abilities
 from twinrun.execution.engine import Command, NodeCommand
+from twinrun.execution.task import Abilities
 from twinrun.foundation.discovery import load_part
 from twinrun.foundation.manifest import Frozen
 

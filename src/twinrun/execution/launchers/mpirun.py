@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 
 from twinrun.execution import shell
-from twinrun.execution.abilities import Abilities
 from twinrun.execution.engine import Command, NodeCommand
 from twinrun.execution.launchers import Culprit, RankPlacement, Rendezvous, started_by_rank
+from twinrun.execution.task import Abilities
 
 IDENTITY = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 _LEFT = re.compile(r"^\s*Process name: \[.*?,(\d+)\]\s*\n\s*Exit code:\s+(\d+)", re.MULTILINE)

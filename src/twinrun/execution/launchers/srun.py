@@ -6,9 +6,9 @@ import re
 import signal
 from collections.abc import Callable, Sequence
 
-from twinrun.execution.abilities import Abilities
 from twinrun.execution.engine import Command, NodeCommand
 from twinrun.execution.launchers import Culprit, RankPlacement, Rendezvous, started_by_rank
+from twinrun.execution.task import Abilities
 
 IDENTITY = ("SLURM_PROCID", "SLURM_LOCALID")
 _LEFT = re.compile(r"^srun: error: .*?: tasks? (\d+)[\d,-]*: Exited with exit code (\d+)", re.MULTILINE)

@@ -6,9 +6,9 @@ import re
 import signal
 from collections.abc import Callable, Sequence
 
-from twinrun.execution.abilities import Abilities
 from twinrun.execution.engine import PYTHON, Command, NodeCommand
 from twinrun.execution.launchers import Culprit, RankPlacement, Rendezvous, node_logs, thread_variables
+from twinrun.execution.task import Abilities
 from twinrun.protocol.job import OUT_OF_MEMORY
 
 IDENTITY = None

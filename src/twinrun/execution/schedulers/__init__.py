@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from twinrun.execution.abilities import Abilities
 from twinrun.execution.engine import NodeCommand, ProcessGroup
-from twinrun.execution.task import Task
+from twinrun.execution.task import Abilities, Task
 from twinrun.foundation.discovery import load_part
 from twinrun.manifests.cluster import LoadedSite
 
@@ -51,6 +50,9 @@ class Scheduler(Protocol):
     def site(self) -> LoadedSite | None:
         """Where it is, None for this machine."""
 
+    def demand(self) -> object:
+        """Raise InputError where the site lacks what jobs need."""
+
     def size(self) -> int:
         """Return how many nodes are up; raises MachineError where the scheduler does not say."""
 
@@ -89,15 +91,9 @@ class Scheduler(Protocol):
         """Return a task that another process has submitted; raises MachineError where there are none."""
 
 
-class SchedulerModule(Protocol):
-    """What each module here offers."""
-
-    def open_scheduler(self, *, site: LoadedSite | None) -> Scheduler:
-        """Return the scheduler of a site; raises InputError without one where it needs one."""
-
-
 def load_scheduler(name: str, *, site: LoadedSite | None = None) -> Scheduler:
-    """Return the scheduler called `name`; raises InputError when there is none."""
+    """Return the scheduler called `name`; raises InputError when there is none, or the site lacks a key."""
     part: Any = load_part(sys.modules[__name__], name)
-    module: SchedulerModule = part
-    return module.open_scheduler(site=site)
+    scheduler: Scheduler = part.open_scheduler(site=site)
+    scheduler.demand()
+    return scheduler

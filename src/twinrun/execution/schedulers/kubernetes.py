@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from twinrun.execution import shell
-from twinrun.execution.abilities import Abilities
 from twinrun.execution.container import (
     SHARED_MEMORY,
     TEMPORARY_FOLDER,
@@ -18,7 +17,7 @@ from twinrun.execution.container import (
     Container,
 )
 from twinrun.execution.schedulers import Start, Submission
-from twinrun.execution.task import Task
+from twinrun.execution.task import Abilities, Task
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.cluster import LoadedSite, Site
 
@@ -51,6 +50,9 @@ class Kubernetes:
 
     def __init__(self, site: LoadedSite) -> None:
         self.site = site
+
+    def demand(self) -> None:
+        """Ask for nothing."""
 
     def size(self) -> int:
         """Return what cluster.toml says: nothing is asked of the cluster."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from twinrun.execution.abilities import Abilities
 from twinrun.execution.engine import ProcessGroup
 from twinrun.execution.schedulers import Start
-from twinrun.execution.task import Task
+from twinrun.execution.task import Abilities, Task
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.cluster import LoadedSite
 
@@ -31,6 +30,9 @@ class Local:
     name = "local"
     abilities = Abilities()
     site = None
+
+    def demand(self) -> None:
+        """Ask for nothing."""
 
     def size(self) -> int:
         """Return one: this machine."""

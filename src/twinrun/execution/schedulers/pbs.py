@@ -1,142 +1,123 @@
 """PBS (OpenPBS, PBS Professional): one job a point, whose chunks are its nodes.
 
-Rendered: golden files hold the scripts, and no machine of ours has run one.
+Golden files hold the scripts, and answers as its documentation has them play it; no machine of ours ran one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from twinrun.execution import shell
-from twinrun.execution.abilities import Abilities
-from twinrun.execution.batch import (
-    LOG,
-    SCRIPT,
-    Dialect,
-    batch_script,
-    demand_shared,
-    job_name,
-    refuse_own_options,
-)
-from twinrun.execution.batch_job import BatchJob, ask, submitted
-from twinrun.execution.schedulers import Start
-from twinrun.execution.task import Task
-from twinrun.foundation.errors import InputError, MachineError, RunError
-from twinrun.foundation.files import write_atomically
-from twinrun.manifests.cluster import LoadedSite, Site
+from twinrun.execution.batch import ENDLESS, BatchScheduler, JobState, NodeState, gib_of, seconds_of
+from twinrun.execution.job_script import LOG
+from twinrun.execution.task import Abilities, Task
+from twinrun.foundation.errors import RunError
 
-# Options of qsub that other keys of a site stand for.
-_OWN = ("N", "q", "A", "o", "e", "j", "S", "r")
+# Letters of states in which a job has ended.
+_ENDED = ("F", "X", "C")
+_IN_SERVICE = {"free", "job-busy", "job-exclusive", "busy", "resv-exclusive"}
 
 
-def open_scheduler(*, site: LoadedSite | None) -> Pbs:
-    """Return the PBS of a site; raises InputError without one, or where its jobs would get no GPU."""
-    if site is None:
-        hint = "add --cluster SITE, of cluster.toml"
-        raise InputError("a site is needed", place="--scheduler pbs", found="no --cluster", hint=hint)
-    if site.site.gpu and site.site.devices_by == "gres" and not site.site.gres:
-        raise InputError(
-            "a job of this site would get no GPU",
-            place=f"{site.place}.gres",
-            found="missing",
-            hint='add the line `gres = "ngpus"`, the resource of a chunk, or `devices_by = "whole-node"`',
-        )
-    refuse_own_options(site, _OWN)
-    return Pbs(site)
+class Pbs(BatchScheduler):
+    """The PBS of a site."""
 
-
-class Pbs:
-    """The scheduler of one site."""
-
-    name = "pbs"
+    name, title, prefix, number, remote = "pbs", "PBS", "#PBS", "${PBS_JOBID%%[.[]*}", ("pbs_tmrsh",)
     abilities = Abilities(hosts=True)
+    # One line for each rank of a node.
+    hosts = "awk '!seen[$0]++' \"$PBS_NODEFILE\""
+    own = ("N", "q", "A", "o", "e", "j", "S", "r")
+    device_hint = 'add the line `gres = "ngpus"`, the resource of a chunk, or `devices_by = "whole-node"`'
 
-    def __init__(self, site: LoadedSite) -> None:
-        self.site = site
+    def options(self, task: Task) -> Iterator[str]:
+        """Yield the options of qsub."""
+        site = self.site.site
+        yield f"-N {task.job_name.replace('=', '-')[:200]}"
+        yield "-S /bin/bash"
+        chunk = [f"ncpus={task.ranks_per_node * task.cores_per_rank}", f"mpiprocs={task.ranks_per_node}"]
+        if site.gres and site.devices_by == "gres":
+            chunk.append(f"{site.gres}={task.ranks_per_node}")
+        if memory := self.memory_gib(task):
+            chunk.append(f"mem={memory}gb")
+        if site.constraint:
+            chunk.append(f"{site.constraint}=true")
+        yield f"-l select={task.nodes}:{':'.join(chunk)}"
+        yield f"-l place=scatter{':excl' if site.exclusive else ''}"
+        yield f"-l walltime={site.minutes // 60:02}:{site.minutes % 60:02}:00"
+        if site.partition:
+            yield f"-q {site.partition}"
+        if site.account:
+            yield f"-A {site.account}"
+        yield f"-r {'y' if site.requeue else 'n'}"
+        yield from site.options
 
-    def size(self) -> int:
-        """Return the nodes that PBS calls free or busy; raises MachineError where it does not answer."""
-        try:
-            listed = ask(self.site, "pbsnodes", "-a")
-        except RunError as error:
-            found = str(error.found).strip()
-            raise MachineError("PBS does not answer", place=self.site.place, found=found) from None
-        states = [line.partition("=")[2].strip() for line in listed.splitlines() if "state =" in line]
-        return sum(state in ("free", "job-busy", "job-exclusive", "busy") for state in states)
+    def submit_words(self, run: Path, logs: Path) -> tuple[str, ...]:
+        """Return the qsub of a script."""
+        return ("qsub", "-j", "oe", "-o", str(logs / LOG))
 
-    def unusable(self, *, nodes: int) -> str | None:
-        """Return why so many nodes cannot be had, or None."""
-        found = self.size()
-        many = f"the plan has points of up to {nodes} nodes, and {found} of the site are up"
-        return many if nodes > found else None
+    def all_jobs(self) -> list[JobState]:
+        """Return the jobs that wait or run."""
+        return [_job(number, one) for number, one in self._told("Jobs", "qstat", "-f", "-F", "json").items()]
 
-    def first_node(self) -> str:
-        """Return the variable of the script that has the first node."""
-        return f"${shell.FIRST_NODE}"
+    def all_nodes(self) -> list[NodeState]:
+        """Return the nodes with what their chunks may have."""
+        return [_node(name, one) for name, one in self._told("nodes", "pbsnodes", "-a", "-F", "json").items()]
 
-    def port(self) -> str:
-        """Return the variable of the script that has a port of the job's own."""
-        return f"${shell.PORT}"
+    def version(self) -> str:
+        """Return what the server says of itself."""
+        (name, one), *_ = self._told("Server", "qstat", "-B", "-f", "-F", "json").items()
+        return f"PBS {one.get('pbs_version', '')}; {name} is {one.get('server_state', 'silent')}"
 
-    def node_names(self, nodes: int) -> tuple[str, ...]:
-        """Return one variable: all nodes start the same command."""
-        return (f"${shell.NODE}",)
+    def longest(self, partition: str | None) -> tuple[str, float]:
+        """Return the queue and the longest time of its jobs."""
+        words = [partition] if partition else []
+        found = self._told("Queue", "qstat", "-Q", "-f", "-F", "json", *words)
+        name = partition or next(iter(found), "")
+        longest = found.get(name, {}).get("resources_max", {}).get("walltime", "")
+        return name, seconds_of(longest) if longest else ENDLESS
 
-    def script(self, task: Task, *, run: str, logs: str) -> str:
-        """Return the script for qsub; pure."""
-        dialect = Dialect(
-            prefix="#PBS",
-            options=tuple(_options(task, self.site.site)),
-            # One line for each rank of a node.
-            hosts="awk '!seen[$0]++' \"$PBS_NODEFILE\"",
-            node="$node",
-            number="${PBS_JOBID%%[.[]*}",
-            remote=("pbs_tmrsh",),
-        )
-        return batch_script(task, site=self.site, run=run, logs=logs, dialect=dialect)
-
-    def submit(self, task: Task, *, run: Path, logs: Path, start: Start) -> BatchJob:
-        """Write the script of `task` to its logs and hand it to qsub; raises InputError."""
-        demand_shared(self.site, run)
-        file = logs / SCRIPT
-        write_atomically(file, self.script(task, run=str(run), logs=str(logs)))
-        words = ("qsub", "-j", "oe", "-o", str(logs / LOG))
-        return self.adopt(submitted(self.site, file, *words), point=task.point, logs=logs)
-
-    def adopt(self, handle: str, *, point: str, logs: Path) -> BatchJob:
-        """Return the job called `handle`."""
-        return BatchJob(handle, client=self, logs=logs, point=point)
-
-    def known(self, number: str) -> bool:
-        """Say whether a job waits or runs: qstat lists no other."""
-        listed = ask(self.site, "qstat").splitlines()
-        return any(line.split()[:1] == [number] for line in listed)
-
-    def end(self, number: str) -> None:
-        """End a job; one that is not there is no error."""
-        with contextlib.suppress(RunError):
-            ask(self.site, "qdel", number)
+    def _told(self, what: str, *command: str) -> dict[str, dict[str, Any]]:
+        printed = self.ask(*command)
+        with contextlib.suppress(ValueError, AttributeError):
+            return dict(json.loads(printed).get(what, {}))
+        raise RunError("this is no answer of PBS in JSON", place=" ".join(command), found=printed[:200])
 
 
-def _options(task: Task, site: Site) -> Iterator[str]:
-    """Yield the options of qsub; cluster.toml holds words alone, so none needs quotes."""
-    yield f"-N {job_name(task).replace('=', '-')[:200]}"
-    yield "-S /bin/bash"
-    chunk = [f"ncpus={task.ranks_per_node * task.cores_per_rank}", f"mpiprocs={task.ranks_per_node}"]
-    if site.gres and site.devices_by == "gres":
-        chunk.append(f"{site.gres}={task.ranks_per_node}")
-    if site.memory_gib:
-        chunk.append(f"mem={site.memory_gib}gb")
-    if site.constraint:
-        chunk.append(f"{site.constraint}=true")
-    yield f"-l select={task.nodes}:{':'.join(chunk)}"
-    yield f"-l place=scatter{':excl' if site.exclusive else ''}"
-    yield f"-l walltime={site.minutes // 60:02}:{site.minutes % 60:02}:00"
-    if site.partition:
-        yield f"-q {site.partition}"
-    if site.account:
-        yield f"-A {site.account}"
-    yield f"-r {'y' if site.requeue else 'n'}"
-    yield from site.options
+def _job(number: str, one: dict[str, Any]) -> JobState:
+    hosts = dict.fromkeys(part.partition("/")[0] for part in one.get("exec_host", "").split("+"))
+    return JobState(
+        id=number,
+        name=one.get("Job_Name", ""),
+        state=one.get("job_state", ""),
+        reason=one.get("comment", ""),
+        nodes=",".join(filter(None, hosts)),
+        run_seconds=_or(seconds_of(one.get("resources_used", {}).get("walltime", "")), 0.0),
+        limit_seconds=seconds_of(one.get("Resource_List", {}).get("walltime", "")),
+        user=one.get("Job_Owner", "").partition("@")[0],
+        output=one.get("Output_Path", "").partition(":")[2],
+        status=int(one.get("Exit_status", 0)),
+        ended=one.get("job_state") in _ENDED,
+    )
+
+
+def _node(name: str, one: dict[str, Any]) -> NodeState:
+    there = one.get("resources_available", {})
+    counted = {key: int(value) for key, value in there.items() if str(value).isdecimal() and key != "ncpus"}
+    queues = one.get("queue") or there.get("Qlist") or ""
+    return NodeState(
+        name=name,
+        up=set(str(one.get("state", "")).split(",")) <= _IN_SERVICE,
+        cores=int(there.get("ncpus", 0)),
+        memory_gib=gib_of(str(there.get("mem", "0"))),
+        devices=counted,
+        partitions=tuple(filter(None, str(queues).split(","))),
+    )
+
+
+def _or(seconds: float, other: float) -> float:
+    return seconds if seconds < ENDLESS else other
+
+
+open_scheduler = Pbs

@@ -1,0 +1,198 @@
+"""Slurm, PBS and Grid Engine asked alike; a program plays their answers."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twinrun.execution.batch import client_of
+from twinrun.execution.site_checks import check_site
+from twinrun.execution.site_description import describe
+from twinrun.foundation.errors import RunInterruptedError
+from twinrun.foundation.manifest import validate
+from twinrun.manifests.cluster import ClusterTable, LoadedSite
+from twinrun.manifests.vendor import load_gpus
+
+ROOT = Path(__file__).resolve().parents[2]
+# Prints the answer to the longest question that the arguments begin with, in any order.
+PLAYED = """
+import json, pathlib, sys
+answers = json.loads(pathlib.Path(__file__).with_name("answers.json").read_text())
+asked = sys.argv[1:]
+fitting = [one for one in answers if set(one.split()) <= set(asked) and one.split()[0] == asked[0]]
+print(answers[max(fitting, key=len)] if fitting else sys.exit(f"no answer to {asked}"))
+"""
+NODE = (
+    "NodeName=n{0} CPUAlloc=0 CPUEfctv=96 CPUTot=128 Gres=gpu:mi250:8(S:0-1) State=IDLE RealMemory=1032000 "
+    "MemSpecLimit=16000 Partitions=gpu,all"
+)
+ANSWERS: dict[str, dict[str, str]] = {
+    "slurm": {
+        "scontrol --version": "slurm 22.05.8",
+        "scontrol ping": "Slurmctld(primary) at head is UP",
+        "scontrol show node": "\n".join(NODE.format(number) for number in range(4)),
+        "scontrol show partition": "PartitionName=gpu Default=YES MaxTime=12:00:00",
+        "scontrol show config": "ClusterName = four\nTaskPlugin = task/affinity,task/cgroup",
+        "scontrol show job": "JobId=12 JobName=twinrun-a UserId=me(7) JobState=RUNNING ExitCode=0:0"
+        " RunTime=00:01:00 TimeLimit=01:00:00 NodeList=n1 StdOut=/shared/log",
+        "scontrol show hostnames": "n1",
+        "sacctmgr show": "research\nstudents",
+        "id": "me",
+        "sinfo": "n3 burnt",
+        "sbatch": "would start",
+        "scancel": "",
+    },
+    "pbs": {
+        "qstat -B": json.dumps({"Server": {"head": {"server_state": "Active", "pbs_version": "23.06"}}}),
+        "pbsnodes": json.dumps(
+            {
+                "nodes": {
+                    f"n{number}": {
+                        "state": "free" if number else "down,offline",
+                        "resources_available": {"ncpus": 96, "mem": "1040187392kb", "ngpus": 8},
+                    }
+                    for number in range(5)
+                }
+            }
+        ),
+        "qstat -Q": json.dumps({"Queue": {"gpu": {"resources_max": {"walltime": "12:00:00"}}}}),
+        "qstat -f": json.dumps(
+            {
+                "Jobs": {
+                    "12.head": {
+                        "Job_Name": "twinrun-a",
+                        "Job_Owner": "me@head",
+                        "job_state": "R",
+                        "exec_host": "n1/0*96",
+                        "Output_Path": "head:/shared/log",
+                        "Resource_List": {"walltime": "01:00:00"},
+                    },
+                    "13.head": {"Job_Name": "other", "job_state": "Q"},
+                }
+            }
+        ),
+        "qdel": "",
+    },
+    "gridengine": {
+        "qstat -help": "SGE 8.1.9\nusage: qstat",
+        "qhost": "<qhost><host name='global'/>"
+        + "".join(
+            f"<host name='n{number}'><hostvalue name='num_proc'>96</hostvalue>"
+            "<hostvalue name='mem_total'>992.0G</hostvalue><resourcevalue name='gpu'>8.000000</resourcevalue>"
+            "<queue name='gpu'><queuevalue name='state_string'>"
+            f"{'' if number else 'au'}</queuevalue></queue></host>"
+            for number in range(5)
+        )
+        + "</qhost>",
+        "qconf -sq": "qname gpu\nh_rt 12:00:00",
+        "qconf -sql": "gpu",
+        "qstat -xml": "<job_info><queue_info><job_list state='running'><JB_job_number>12</JB_job_number>"
+        "<JB_name>twinrun-a</JB_name><JB_owner>me</JB_owner><state>r</state><queue_name>gpu@n1</queue_name>"
+        "</job_list></queue_info></job_info>",
+        "qstat -j": "stdout_path_list:           NONE:NONE:/shared/log\n",
+        "qsub": "verification: found suitable queue(s)",
+        "qdel": "",
+    },
+}
+NUMBERS = {"slurm": "12", "pbs": "12.head", "gridengine": "12"}
+GRES = {"slurm": "gpu:mi250", "pbs": "ngpus", "gridengine": "gpu"}
+
+
+def played(scheduler: str, folder: Path, **keys: Any) -> LoadedSite:
+    """Return a site of four nodes whose scheduler is played."""
+    (folder / "played.py").write_text(PLAYED, encoding="utf-8")
+    (folder / "answers.json").write_text(json.dumps(ANSWERS[scheduler]), encoding="utf-8")
+    site = {
+        "scheduler": scheduler,
+        "vendor": "rocm",
+        "gpu": "mi250",
+        "nodes": 4,
+        "devices_per_node": 8,
+        "cores_per_node": 96,
+        "memory_gib": 900,
+        "partition": "gpu",
+        "gres": GRES[scheduler],
+        "parallel_environment": "mpi",
+        "shared": ["/"],
+        "poll_seconds": 0.01,
+        "minutes": 60,
+        "client": [sys.executable, str(folder / "played.py")],
+    } | keys
+    table = ClusterTable.model_validate_json(json.dumps({"site": {"four": site}}))
+    return LoadedSite(name="four", place=f"{folder}/cluster.toml:site.four", site=table.site["four"])
+
+
+@pytest.mark.parametrize("scheduler", ANSWERS)
+def test_jobs_are_listed_followed_and_cancelled_alike(scheduler: str, tmp_path: Path) -> None:
+    client, number = client_of(played(scheduler, tmp_path)), NUMBERS[scheduler]
+    assert [(one.id, one.user, one.nodes) for one in client.jobs()] == [(number, "me", "n1")]
+    state = client.state(number)
+    assert state
+    assert (state.output, state.ended, client.size()) == ("/shared/log", False, 4)
+    client.end(number)
+    logs = tmp_path / "log"
+    logs.mkdir()
+    job = client.adopt(number, point="a", logs=logs)
+    assert job.poll() is None
+
+
+@pytest.mark.parametrize("scheduler", ["pbs", "gridengine"])
+@pytest.mark.parametrize("left", ["0", "7", None])
+def test_a_job_that_is_gone_ends_as_its_script_has_left_it(
+    scheduler: str, left: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinrun.execution.batch._SETTLE_SECONDS", 0.1)
+    job = client_of(played(scheduler, tmp_path)).adopt("99", point="a", logs=tmp_path)
+    if left is None:
+        with pytest.raises(RunInterruptedError, match="job 99 ended without an exit status"):
+            job.poll()
+        return
+    (tmp_path / "status").write_text(f"{left}\n", encoding="ascii")
+    assert job.poll() == int(left)
+
+
+@pytest.mark.parametrize("scheduler", ANSWERS)
+def test_the_doctor_says_what_is_well_and_what_is_only_declared(scheduler: str, tmp_path: Path) -> None:
+    found = {one.name: one for one in check_site(ROOT, played(scheduler, tmp_path)).checks}
+    for name in ("scheduler", "nodes", "partition", "devices", "cores", "memory"):
+        assert found[name].status == "ok", found[name]
+    assert found["job"].status == ("unknown" if scheduler == "pbs" else "ok")
+    assert (found["measured"].status, found["network"].status) == ("unknown", "unknown")
+    assert "not measured" in found["network"].found
+
+
+WRONG = [
+    ("nodes", {"nodes": 5}, "warn"),
+    ("partition", {"minutes": 721}, "fail"),
+    ("devices", {"devices_per_node": 16, "cores_per_rank": 6}, "fail"),
+    ("cores", {"cores_per_node": 128}, "fail"),
+    ("memory", {"memory_gib": 1000}, "fail"),
+]
+
+
+@pytest.mark.parametrize("scheduler", ANSWERS)
+@pytest.mark.parametrize(("name", "keys", "status"), WRONG)
+def test_the_doctor_finds_what_is_declared_wrongly(
+    scheduler: str, name: str, keys: dict[str, Any], status: str, tmp_path: Path
+) -> None:
+    """Cores and memory that the scheduler keeps for itself are none of the job's."""
+    found = {one.name: one for one in check_site(ROOT, played(scheduler, tmp_path, **keys)).checks}
+    assert found[name].status == status, found[name]
+    assert found[name].hint
+
+
+@pytest.mark.parametrize("scheduler", ANSWERS)
+def test_a_first_site_is_described(scheduler: str, tmp_path: Path) -> None:
+    client = played(scheduler, tmp_path).site.client
+    text = describe(client=client, partition="gpu", gpus=load_gpus(ROOT), scheduler=scheduler)
+    (made,) = validate(tomllib.loads(text), ClusterTable, place="cluster.toml").site.values()
+    assert (made.nodes, made.devices_per_node, made.rank_cores, made.minutes) == (4, 8, 12, 240)
+    assert (made.memory_gib, made.partition, made.gres) == (992, "gpu", GRES[scheduler])
+    if scheduler == "slurm":
+        assert (made.vendor, made.gpu, made.account) == ("rocm", "mi250", "research")
+        assert "# or students" in text
