@@ -26,6 +26,8 @@ YAML = (".github", ".pre-commit-config.yaml", "mkdocs.yml")
 YAML_STYLE = "{extends: relaxed, rules: {line-length: {max: 120}}}"
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 NEEDED, EXTRAS = PROJECT["dependencies"], PROJECT["optional-dependencies"]
+# Pages are made of what the repository's own modules say.
+MKDOCS = {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": "."}
 # Every machine runs these.
 CPU = ["cpu"]
 
@@ -112,11 +114,18 @@ def size(session: nox.Session) -> None:
     session.run("python", "-m", "tools.size", "--write", *session.posargs)
 
 
+@nox.session
+def schemas(session: nox.Session) -> None:
+    """Write the JSON Schemas of manifests where an editor finds them."""
+    session.install("-e", ".")
+    session.run("python", "-m", "tools.schemas")
+
+
 @nox.session(tags=CPU)
 def docs(session: nox.Session) -> None:
     """Build the pages; a broken link is an error."""
     session.install("-e", ".[docs]")
-    session.run("mkdocs", "build", "--strict", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
+    session.run("mkdocs", "build", "--strict", *session.posargs, env=MKDOCS)
 
 
 @nox.session
@@ -220,7 +229,7 @@ def templates(session: nox.Session) -> None:
         session.env["PYTHONPATH"] = str(clone / "src")
         session.run("python", "-m", "tests.contracts.baking")
         session.run(*PYTEST, "-m", "not docker", *session.posargs)
-        session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
+        session.run("mkdocs", "build", "--strict", env=MKDOCS)
 
 
 @nox.session(tags=["nightly"])

@@ -30,7 +30,7 @@ from twinrun.workloads.workload import Hardware
 HEADINGS = ("Purpose", "Command", "What is claimed", "Deviations", "What is missing", "Changelog")
 SCRIPT_LINES = 120
 # The software of publications that nobody can build whole any more, with the reason.
-PUBLISHED_STACKS = "docs/reference/published-stacks.md"
+PUBLISHED_STACKS = "docs/reference/images.md"
 # Triton comes with PyTorch.
 FRAMEWORK = ("torch", "triton", "safetensors")
 # Records are committed for good; what is longer belongs beside them, by its digest. The longest that a recipe

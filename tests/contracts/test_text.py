@@ -122,7 +122,7 @@ def fault_of(command: str, *, made: Container[str] = ()) -> str | None:
         own = words[: words.index("--")] if "--" in words else words
         named = [word.partition("(")[0] for word in own[own.index("-s") + 1 :]] if "-s" in own else []
         return next((f"no session {name}" for name in named if name not in sessions()), None)
-    if words[0] not in ("--list", "--help", *(known_commands() if len(words) == 1 else ())):
+    if words[0] not in ("--list", "--help", "COMMAND", *(known_commands() if len(words) == 1 else ())):
         try:
             require_known(words[0], known_commands(), "unknown command", place="invoke")
             refuse_options(known_commands()[words[0]], words[1:])

@@ -204,7 +204,9 @@ def _explain(
             "unknown key", place=where, found=name, allowed=allowed or None, hint=closest(name, allowed)
         )
     if error["type"] == "missing":
-        return InputError("this key is required", place=where, hint="see docs/reference/manifests.md")
+        return InputError(
+            "this key is required", place=where, hint="docs/guides/add-a-recipe.md explains the keys"
+        )
     if error["type"] == "model_type":
         keys = sorted(_keys_at(model, location))
         return InputError("this key is a table", place=where, found=repr(error["input"]), allowed=keys)

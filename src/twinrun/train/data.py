@@ -42,7 +42,7 @@ Batch = dict[str, torch.Tensor]
 
 # One canonical node divides any number of nodes, so the order of samples never depends on them.
 CANONICAL_NODES = 1
-# Changes of this module to Streaming, as the record and docs/reference/record.md name them.
+# Changes of this module to Streaming, as the record names them.
 STREAMING_CHANGES = {
     "streaming": "its search for free names of shared memory begins at a number drawn by the run, not at 0"
 }
