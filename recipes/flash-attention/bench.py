@@ -27,21 +27,9 @@ def bench(job: BenchJob) -> BenchResult:
     check(settings)
     session = Session(job)
     backend = ours.backend(session.device)
-    if backend == "native":
-        start_entry()
     for dtype, mask in itertools.product(settings["dtypes"], settings["masks"]):
         measure(session, attention.AttentionCase(session, settings, dtype=dtype, mask=mask), backend)
     return session.result(rates(session))
-
-
-def start_entry() -> None:
-    """Have calls go through the entry from the first on, where this machine can compile it."""
-    from twinrun_entry import entry  # noqa: PLC0415 - Triton reads its variables when it is imported
-
-    try:
-        entry.load(entry.build())
-    except (entry.EntryError, OSError) as error:
-        print(f"calls go through Python: {error}")
 
 
 def check(settings: dict[str, Any]) -> None:

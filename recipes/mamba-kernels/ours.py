@@ -60,7 +60,7 @@ def function(operation: str, backend: str) -> Function:
 
 
 def implementation(device: torch.device, operation: str, backend: str) -> str:
-    """Return the name in records: package, backend, architecture, a hash of its sources, and the entry.
+    """Return the name in records: package, backend, architecture and a hash of its sources.
 
     Of what Triton compiles, the name says which Triton.
     """
@@ -68,9 +68,7 @@ def implementation(device: torch.device, operation: str, backend: str) -> str:
         compiled_by = f"triton-{version_of('triton')}" if backend == "native" else "torch"
         return f"twinrun-mamba {backend} {compiled_by}"
     found = describe(device, backend)
-    calls = ("entry",) if found["calls"] == "entry" else ()
-    code = tuple(filter(None, (found["arch"], found["sources"])))
-    return " ".join(("twinrun-mamba", backend, *code, *calls))
+    return " ".join(filter(None, ("twinrun-mamba", backend, found["arch"], found["sources"])))
 
 
 def version() -> str:

@@ -112,32 +112,6 @@ def test_where_the_user_says_code_lies_nothing_is_compiled(
     assert not (workspace.data / "kernels").exists()
 
 
-def with_entry(tmp_path: Path, body: str) -> Workspace:
-    workspace = workspace_of(tmp_path)
-    package = workspace.packages[-1] / "tiny_entry"
-    package.mkdir(parents=True)
-    (package / "entry.py").write_text(body)
-    return workspace
-
-
-def test_what_enters_the_code_is_compiled_for_a_gpu(tmp_path: Path) -> None:
-    made = "pathlib.Path(os.environ['TINY_ENTRY_OBJECTS'])"
-    workspace = with_entry(tmp_path, f"import os, pathlib; {made}.mkdir(parents=True)")
-    on_processor, _ = variables(workspace, "cpu")
-    assert not Path(on_processor["TINY_ENTRY_OBJECTS"]).exists()
-    on_gpu, said = variables(workspace, "sm_90")
-    assert Path(on_gpu["TINY_ENTRY_OBJECTS"]).exists()
-    assert len(said) == 1
-
-
-def test_what_enters_the_code_and_is_refused_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
-    workspace = with_entry(tmp_path, "raise SystemExit('needs Python.h')")
-    found, said = variables(workspace, "sm_90")
-    assert "TINY_KERNELS_OBJECTS" in found
-    assert "tiny_entry-entry is not compiled" in said[-1]
-    assert "needs Python.h" in said[-1]
-
-
 def test_nothing_is_written_into_the_project(tmp_path: Path) -> None:
     workspace = workspace_of(tmp_path)
     before = sorted(workspace.root.rglob("*"))

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 RECIPE = Path(__file__).parents[1]
-for folder in (RECIPE.parents[1] / "kernels/entry/src", RECIPE / "kernels" / "src", RECIPE):
+for folder in (RECIPE.parents[1] / "kernels/shared/src", RECIPE / "kernels" / "src", RECIPE):
     sys.path.insert(0, str(folder))
 
 HAS_TRITON = find_spec("torch") is not None and find_spec("triton") is not None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import warnings
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +13,13 @@ import triton
 from twinrun_attention import (
     UnsupportedError,
     alibi_slopes,
+    api,
     flash_attn_func,
     flash_attn_varlen_func,
-    launch,
+    plans,
     scaled_dot_product_attention,
-    tuning,
 )
+from twinrun_kernels.tuning import Table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -47,7 +48,7 @@ def test_what_is_refused(given: list[torch.Tensor], options: dict[str, Any], say
 
 
 def test_fp32_and_processors_are_for_the_interpreter_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "INTERPRETED", False)
+    monkeypatch.setattr(api, "INTERPRETED", False)
     with pytest.raises(UnsupportedError, match=r"torch\.float32"):
         flash_attn_func(*tensors(1, 4, 2, 32, dtype=torch.float32))
     with pytest.raises(UnsupportedError, match="cpu is no GPU: TRITON_INTERPRET=1"):
@@ -79,47 +80,40 @@ def test_slopes_are_those_of_mpt(heads: int) -> None:
     torch.testing.assert_close(alibi_slopes(heads), torch.tensor(wanted))
 
 
+KERNELS = ("forward", "backward_keys", "backward_queries", "decode")
+
+
 @pytest.fixture
-def anew() -> Iterator[None]:
-    for cached in (tuning.options, tuning._say):
-        cached.cache_clear()
-    yield
-    for cached in (tuning.options, tuning._say):
-        cached.cache_clear()
+def table() -> Table:
+    return Table(Path(plans.__file__).with_name("tuning.csv"))
 
 
 @pytest.mark.parametrize("arch", ["sm90", "sm80", "gfx90a", "gfx942", "gfx950"])
-@pytest.mark.parametrize("kernel", tuning.KERNELS)
-@pytest.mark.parametrize("head_size", [16, 32, 64, 128, 256])
-def test_every_head_size_has_a_row(arch: str, kernel: str, head_size: int, anew: None) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        row = tuning.options(kernel, arch=arch, head_size=head_size, causal=True)
-    assert row.arch == arch
-    assert row.head_size >= head_size
+def test_every_head_size_has_a_row(arch: str, table: Table) -> None:
+    for kernel, size in itertools.product(KERNELS, (16, 32, 64, 128, 256)):
+        row = table.options(kernel, arch=arch, size=size, causal=True)
+        assert row.arch == arch
+        assert row.size >= size
 
 
-def test_an_unknown_architecture_gets_the_default_and_that_is_said_once(anew: None) -> None:
+def test_an_unknown_architecture_gets_the_default_and_that_is_said_once(table: Table) -> None:
     with pytest.warns(UserWarning, match="no launch options for sm75: those of sm80 are used"):
-        row = tuning.options("forward", arch="sm75", head_size=64, causal=True)
+        row = table.options("forward", arch="sm75", size=64, causal=True)
     assert row.arch == "sm80"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        tuning.options("forward", arch="sm75", head_size=128, causal=True)
+    # A second warning would be an error.
+    table.options("forward", arch="sm75", size=128, causal=True)
 
 
-def test_windows_and_alibi_have_rows_of_their_own(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_and_alibi_have_rows_of_their_own(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "__version__", "3.6.0")
     for size in (64, 128):
         for scores, causal in (("window", False), ("biased", True), (None, True)):
-            row = tuning.options("forward", arch="sm90", head_size=size, causal=causal, scores=scores)
-            assert (row.scores, row.head_size) == (scores, size)
-    assert tuning.options("forward", arch="sm90", head_size=256, causal=True, scores="biased").scores is None
+            row = table.options("forward", arch="sm90", size=size, causal=causal, scores=scores)
+            assert (row.scores, row.size) == (scores, size)
+    assert table.options("forward", arch="sm90", size=256, causal=True, scores="biased").scores is None
 
 
-def test_an_unknown_version_gets_the_nearest_older_row(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_version_gets_the_nearest_older_row(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "__version__", "3.5.1")
-    with pytest.warns(UserWarning, match=r"for Triton 3\.3, not 3\.5"):
-        row = tuning.options("forward", arch="sm90", head_size=64, causal=True)
-    assert "3.3" in row.triton
-    assert not row.descriptors
+    row = table.options("forward", arch="sm90", size=64, causal=True)
+    assert (row.triton, row.descriptors) == ("3.3", 0)

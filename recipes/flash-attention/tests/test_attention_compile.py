@@ -1,84 +1,73 @@
-"""Every row for AMD GPUs, compiled without one: no spills, and what budgets.toml allows.
+"""Every kernel for AMD GPUs, compiled without one: no spills, registers and memory that are there.
 
-The compiler needs a Triton that is not the interpreter, so each architecture has a process of its own.
+The compiler needs a Triton that is not the interpreter.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
-import tomllib
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 import pytest
+import torch
 import triton
+from twinrun_attention import ops
+from twinrun_kernels.launches import INTERPRETED
+from twinrun_kernels.targets import SHARED_BYTES, resources
 
-KERNELS = Path(__file__).parents[1] / "kernels"
-BUDGETS = tomllib.loads((KERNELS / "budgets.toml").read_text(encoding="utf-8"))
-# The least shared memory of a compute unit that a program must fit in.
-SHARED_BYTES = {"gfx90a": 65536, "gfx942": 65536, "gfx950": 163840}
-PROGRAM = """
-import json, sys
-from dataclasses import asdict
-from twinrun_attention import targets
-arch = sys.argv[1]
-print(json.dumps([
-    (row.kernel, size, asdict(targets.amd_resources(row, head_size=size, arch=arch, **options)))
-    for row, size in targets.every_row(arch)
-    if size in map(int, sys.argv[2].split(","))
-    for options in ({}, targets.EVERYTHING) if row.kernel != "decode" or not options
-]))
-"""
-# Where Triton finds no linker of its own it is told which one to use.
 LINKER = next((path for name in ("ld.lld", "ld.lld-19") if (path := shutil.which(name))), None)
+pytestmark = [
+    pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing"),
+    pytest.mark.skipif(
+        not LINKER and triton.__version__.startswith("3.3"), reason="Triton 3.3 has no linker for AMD GPUs"
+    ),
+]
+# Registers of a lane with which one wavefront fits a SIMD; spills come before.
+MOST_REGISTERS = 512
 
 
-def compiled(arch: str, sizes: str) -> list[tuple[str, int, dict[str, int]]]:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": f"{KERNELS / 'src'}:{KERNELS.parents[2] / 'kernels/entry/src'}"}
-    if LINKER:
-        environment["TRITON_HIP_LLD_PATH"] = LINKER
-    command = [sys.executable, "-c", PROGRAM, arch, sizes]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: list[tuple[str, int, dict[str, int]]] = json.loads(done.stdout)
-    return found
+def call(head_size: int, *, all_of_it: bool) -> None:
+    """Run attention forwards and backwards, and decoding, on tensors that have sizes alone."""
+    on: dict[str, Any] = {"device": "meta", "dtype": torch.bfloat16}
+    rows, left, softcap = ((8192,), 100, 5.0) if all_of_it else ((2, 4096), -1, 0.0)
+    q, grad = torch.empty(2, *rows, 16, head_size, **on)
+    k, v = torch.empty(2, *rows, 2 if all_of_it else 16, head_size, **on)
+    starts = torch.empty(3, device="meta", dtype=torch.int32) if all_of_it else None
+    slopes = torch.empty(16, device="meta") if all_of_it else None
+    given = (slopes, starts, starts, 4096, 4096, head_size**-0.5, left, 0, True, softcap)
+    out, lse = ops.attend(q, k, v, *given)
+    ops.backward(grad, q, k, v, out, lse, *given)
+    if not all_of_it:
+        lengths = torch.empty(2, device="meta", dtype=torch.int32)
+        ops.attend_to_cache(q[:, :1], k, v, lengths, None, head_size**-0.5, -1, 0, 0.0)
 
 
-@pytest.mark.skipif(
-    not LINKER and triton.__version__.startswith("3.3"), reason="Triton 3.3 has no linker for AMD GPUs"
-)
 @pytest.mark.parametrize(
-    ("arch", "sizes"),
+    ("arch", "size"),
     [
         # Of the published GPU the smaller published head size; every night all.
-        ("gfx90a", "64"),
-        pytest.param("gfx90a", "128", marks=pytest.mark.nightly),
-        pytest.param("gfx942", "128", marks=pytest.mark.nightly),
-        pytest.param("gfx950", "128", marks=pytest.mark.nightly),
-        pytest.param("gfx90a", "32,256", marks=pytest.mark.nightly),
-        pytest.param("gfx942", "32,64,256", marks=pytest.mark.nightly),
-        pytest.param("gfx950", "32,64,256", marks=pytest.mark.nightly),
+        ("gfx90a", 64),
+        *(
+            pytest.param(arch, size, marks=pytest.mark.nightly)
+            for arch in SHARED_BYTES
+            for size in (32, 64, 128, 256)
+            if (arch, size) != ("gfx90a", 64)
+        ),
     ],
 )
-def test_rows_fit_the_device(arch: str, sizes: str) -> None:
-    found = compiled(arch, sizes)
-    assert len(found) == 7 * len(sizes.split(","))
-    for kernel, size, one in found:
-        assert one["spills"] == 0, f"{arch} {kernel} d={size}"
-        assert one["shared_bytes"] <= SHARED_BYTES[arch], f"{arch} {kernel} d={size}"
-        assert one["matrix_instructions"] > 0
-    for kernel, size, one in found[::2] if triton.__version__.startswith("3.6") else ():
-        budget = BUDGETS[arch][kernel][f"d{size}"]
-        assert one["waves"] >= budget["waves"], f"{arch} {kernel} d={size}"
-
-
-def test_budgets_have_every_row() -> None:
-    for arch, shared_bytes in SHARED_BYTES.items():
-        for kernel in ("forward", "backward_keys", "backward_queries", "decode"):
-            sizes = BUDGETS[arch][kernel]
-            assert list(sizes) == ["d32", "d64", "d128", "d256"]
-            assert all(one["spills"] == 0 and one["shared_bytes"] <= shared_bytes for one in sizes.values())
+def test_kernels_fit_the_device(arch: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if LINKER:
+        monkeypatch.setenv("TRITON_HIP_LLD_PATH", LINKER)
+    calls = [partial(call, size, all_of_it=all_of_it) for all_of_it in (False, True)]
+    found = [one for each in calls for one in resources(each, arch)]
+    assert [one.kernel for one in found] == [
+        *("forward", "row_sums", "backward_keys", "backward_queries", "decode", "combine"),
+        *("forward", "row_sums", "backward_keys", "backward_queries"),
+    ]
+    for one in found:
+        assert one.spills == 0, one
+        assert one.shared_bytes <= SHARED_BYTES[arch], one
+        assert one.registers is not None
+        assert one.registers <= MOST_REGISTERS, one
+        assert bool(one.matrix_instructions) == (one.kernel not in {"row_sums", "combine"}), one

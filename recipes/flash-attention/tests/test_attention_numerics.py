@@ -16,10 +16,8 @@ from twinrun_attention import (
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
-    ops,
-    prepared,
+    plans,
     scaled_dot_product_attention,
-    tuning,
 )
 from twinrun_attention.reference import reference_attention
 
@@ -244,34 +242,34 @@ def test_gradients_repeat_bit_for_bit() -> None:
 def test_the_operators_are_whole() -> None:
     q, k, v = (random(1, 20, 1, 16) for _ in range(3))
     arguments = (q, k, v, None, None, None, 20, 20, 0.25, -1, 0, True, 0.0)
-    found = torch.library.opcheck(ops.forward, arguments)
+    found = torch.library.opcheck(torch.ops.twinrun_attention.forward.default, arguments)
     assert set(found.values()) == {"SUCCESS"}
     lengths = torch.tensor([20], dtype=torch.int32, device=DEVICE)
     cache = tuple(one.detach() for one in (q, k, v))
-    assert set(torch.library.opcheck(ops.decode, (*cache, lengths, None, 0.25, -1, 0, 0.0)).values()) == {
-        "SUCCESS"
-    }
+    decode = torch.ops.twinrun_attention.decode.default
+    found = torch.library.opcheck(decode, (*cache, lengths, None, 0.25, -1, 0, 0.0))
+    assert set(found.values()) == {"SUCCESS"}
 
 
 def test_parts_of_a_cache_cover_it() -> None:
-    sizes = prepared.Sizes.of((1, 1, 4, 32), (1, 1000, 1, 32))
-    row = tuning.options("decode", arch="cpu", head_size=32, causal=False)
-    splits, per_split = prepared.parts(sizes, 1, row, torch.device("cpu"))
+    q, k = ((1, 1, 4, 32), (128, 128, 32, 1)), ((1, 1000, 1, 32), (32000, 32, 32, 1))
+    call = plans.Call(q, k, k, torch.device("cpu"), plans.Band(0.1))
+    splits, per_split = plans.parts(call, 1, call.row("decode"))
     assert (splits - 1) * per_split < 1000 <= splits * per_split
 
 
 def test_what_follows_from_sizes_is_prepared_once_and_told_apart() -> None:
-    prepared.forget()
+    plans.forward.cache_clear()
     q, k, v = (random(1, 20, 2, 16).detach() for _ in range(3))
     sloped = {"alibi_slopes": alibi_slopes(2, device=DEVICE)}
     for options in ({}, {"causal": True}, {"window_size": (3, 0)}, {"softcap": 2.0}, sloped):
         for _ in range(2):
             flash_attn_func(q, k, v, **options)
-    assert prepared.forward.cache_info()[:2] == (5, 5)
+    assert plans.forward.cache_info()[:2] == (5, 5)
     # The same sizes in another order of memory are another launch.
     turned = q.transpose(1, 2).contiguous().transpose(1, 2)
     assert torch.equal(flash_attn_func(turned, k, v), flash_attn_func(q, k, v))
-    assert prepared.forward.cache_info()[:2] == (6, 6)
+    assert plans.forward.cache_info()[:2] == (6, 6)
 
 
 def test_a_policy_of_checkpointing_keeps_the_product() -> None:

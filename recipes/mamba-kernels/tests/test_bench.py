@@ -27,7 +27,7 @@ from twinrun.train.bench import Session
 
 RECIPE = Path(__file__).parents[1]
 ROOT = RECIPE.parents[1]
-PACKAGES = (RECIPE / "kernels/src", ROOT / "kernels/entry/src")
+PACKAGES = (RECIPE / "kernels/src", ROOT / "kernels/shared/src")
 SETTINGS: dict[str, Any] = {
     "operations": ("scan", "conv", "update", "ssd"),
     "dtypes": ("fp32", "bf16"),

@@ -19,7 +19,7 @@ from cases import (
     results,
 )
 from torch import Tensor
-from twinrun_entry.eager import is_eager
+from twinrun_kernels.operators import is_eager
 from twinrun_mamba import causal_conv1d_update, mamba_inner_fn, selective_scan_fn, selective_state_update
 
 OPS = torch.ops.twinrun_mamba

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -196,36 +194,12 @@ def test_float64_is_computed_by_torch() -> None:
     assert distance(out, reference_chunk_scan(**own)[0]) < 1e-12
 
 
-@pytest.fixture
-def anew() -> Iterator[None]:
-    pytest.importorskip("triton")
-    from twinrun_mamba.ssd import tuning
-
-    for cached in (tuning.options, tuning._say):
-        cached.cache_clear()
-    yield
-    for cached in (tuning.options, tuning._say):
-        cached.cache_clear()
-
-
 @pytest.mark.parametrize("arch", ["sm90", "gfx90a", "gfx942", "gfx950"])
-def test_every_kernel_has_a_row(arch: str, anew: None) -> None:
-    from twinrun_mamba.ssd import tuning
+def test_every_kernel_has_a_row(arch: str) -> None:
+    pytest.importorskip("triton")
+    from twinrun_mamba.ssd.launch import TABLE
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for kernel in tuning.KERNELS:
-            for width in (2, 4):
-                row = tuning.options(kernel, arch=arch, element_bytes=width)
-                assert (row.arch, row.bytes) == (arch, width)
-
-
-def test_an_unknown_architecture_gets_the_default_and_that_is_said_once(anew: None) -> None:
-    from twinrun_mamba.ssd import tuning
-
-    with pytest.warns(UserWarning, match="no launch options of SSD for sm75: those of sm90 are used"):
-        row = tuning.options("chunk_states", arch="sm75", element_bytes=2)
-    assert row.arch == "sm90"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        tuning.options("chunk_outputs", arch="sm75", element_bytes=2)
+    for kernel in {row.kernel for row in TABLE.rows}:
+        for width in (2, 4):
+            row = TABLE.options(kernel, arch=arch, size=width)
+            assert (row.arch, row.size) == (arch, width)

@@ -1,82 +1,65 @@
-"""SSD's kernels, compiled for GPUs without one: no spills, shared memory that there is, matrix instructions.
+"""SSD's kernels, compiled for GPUs without one: no spills, memory that there is, matrix instructions.
 
-The compiler needs a Triton that is not the interpreter, so each architecture has a process of its own.
+The compiler needs a Triton that is not the interpreter.
 """
 
 from __future__ import annotations
 
-import csv
-import json
-import os
 import shutil
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton")
-KERNELS = Path(__file__).parents[1] / "kernels"
-# Shared memory that one program may have.
-SHARED_BYTES = {"gfx90a": 65536, "gfx942": 65536, "gfx950": 163840, "sm90": 232448}
-# Kernels that have products of matrices, by the start of their names.
+from twinrun_kernels.launches import INTERPRETED  # noqa: E402
+from twinrun_kernels.targets import SHARED_BYTES, resources  # noqa: E402
+from twinrun_mamba.ssd.launch import Call, run_backward, run_forward  # noqa: E402
+
+SSD = Path(__file__).parents[1] / "kernels/src/twinrun_mamba/ssd"
+# Shared memory that one program may have, and registers of a lane with which one wavefront fits a SIMD.
+SHARED, MOST_REGISTERS = {**SHARED_BYTES, "sm90": 232448}, 512
 PRODUCTS = ("chunk_states", "chunk_products", "chunk_outputs", "value_", "product_", "projection_")
-COUNTS = ("registers", "spills", "shared_bytes", "matrix_instructions")
-# Where Triton finds no linker of its own it is told which one to use.
 LINKER = next((path for name in ("ld.lld", "ld.lld-19") if (path := shutil.which(name))), None)
 
 
-def budgets() -> dict[tuple[str, str], dict[str, int]]:
-    with (KERNELS / "ssd_budgets.csv").open(encoding="utf-8", newline="") as file:
-        return {
-            (row["arch"], row["kernel"]): {name: int(row[name]) for name in COUNTS}
-            for row in csv.DictReader(file)
-        }
+def call(dtype: torch.dtype) -> None:
+    """Run SSD forwards and backwards with every option, on tensors that have sizes alone: the widest."""
 
+    def empty(*shape: int, kind: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=kind, device="meta")
 
-def has_products(kernel: str) -> bool:
-    """Say whether a kernel should have matrix instructions; sm90 has them for the parts of fp32."""
-    return kernel.startswith(PRODUCTS)
-
-
-def compiled(arch: str) -> list[dict[str, Any]]:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": f"{KERNELS / 'src'}:{KERNELS.parents[2] / 'kernels/entry/src'}"}
-    if LINKER:
-        environment["TRITON_HIP_LLD_PATH"] = LINKER
-    command = [sys.executable, "-m", "twinrun_mamba.ssd.targets", arch]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    heads, states = (1, 4096, 16, 128), (1, 4096, 1, 256)
+    x, z, grad = (empty(*heads, kind=dtype) for _ in range(3))
+    B, C = (empty(*states, kind=dtype) for _ in range(2))
+    last, index = empty(1, 16, 128, 256), empty(1, 4096, kind=torch.int32)
+    given = (x, empty(*heads[:3], kind=dtype), empty(16), B, C, empty(16), z, empty(16), last, index)
+    one = Call(*given, chunk_size=256, softplus=True, low=0.0, high=float("inf"), tf32=False)
+    _, _, *kept = run_forward(one, dtype)
+    run_backward(one, grad, last, *kept)
 
 
 def test_no_sum_depends_on_the_order_of_programs() -> None:
-    sources = [path.read_text(encoding="utf-8") for path in (KERNELS / "src/twinrun_mamba/ssd").glob("*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in SSD.glob("*.py")]
     assert any("@triton.jit" in text for text in sources)
     assert not any("atomic" in text or "autotune" in text for text in sources)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("arch", SHARED_BYTES)
-def test_kernels_stay_within_their_budget(arch: str) -> None:
-    if arch.startswith("gfx") and not LINKER and triton.__version__.startswith("3.3"):
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("arch", SHARED)
+def test_kernels_fit_the_device(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if LINKER:
+        monkeypatch.setenv("TRITON_HIP_LLD_PATH", LINKER)
+    elif arch.startswith("gfx") and triton.__version__.startswith("3.3"):
         pytest.skip("Triton 3.3 has no linker for AMD GPUs")
-    allowed, found = budgets(), compiled(arch)
-    assert found
-    if arch.startswith("gfx"):
-        assert {(arch, one["kernel"]) for one in found} == {key for key in allowed if key[0] == arch}
+    found = [
+        one for dtype in (torch.bfloat16, torch.float32) for one in resources(partial(call, dtype), arch)
+    ]
+    assert len(found) == 2 * 14
     for one in found:
-        name = f"{arch} {one['kernel']}"
-        assert one["shared_bytes"] <= SHARED_BYTES[arch], name
-        assert one["matrix_instructions"] > 0 or not has_products(one["kernel"]), name
-        assert not one["spills"], name
-        if arch.startswith("gfx") and triton.__version__.startswith("3.3"):
-            assert one["registers"] <= allowed[arch, one["kernel"]]["registers"], name
-
-
-def test_budgets_allow_no_spill_and_fit_the_devices() -> None:
-    for (arch, name), one in budgets().items():
-        assert one["spills"] == 0, f"{arch} {name}"
-        assert one["shared_bytes"] <= SHARED_BYTES[arch], f"{arch} {name}"
-        assert one["matrix_instructions"] > 0 or not has_products(name), f"{arch} {name}"
+        assert not one.spills, one
+        assert (one.registers or 0) <= MOST_REGISTERS, one
+        assert one.shared_bytes <= SHARED[arch], one
+        assert one.matrix_instructions > 0 or not one.kernel.startswith(PRODUCTS), one

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "mamba-kernels" / "kernels" / "src"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "kernels/entry/src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "kernels/shared/src"))
 from twinrun.foundation.errors import TwinrunError
 from twinrun.protocol.models import member
 from twinrun.protocol.models.mamba import MambaShape

@@ -23,8 +23,8 @@ from twinrun.manifests.stack import SHARED_KERNELS
 
 # Where a package keeps its compiled code, and the file there that is written last.
 OBJECTS, INDEX = "objects", "kernels.json"
-# Modules that compile a package: for architectures, and for the engine's PyTorch. Both keep what they made.
-COMPILE, ENTRY = "compile", "entry"
+# The module that compiles a package for architectures; it keeps what it made.
+COMPILE = "compile"
 # A package with this module can leave each kernel to its first call: `--first-use` looks for compilers alone.
 UNITS = "units"
 # Name of the emulation on a processor among architectures.
@@ -46,7 +46,7 @@ def kernel_variables(
     Where it cannot be compiled that is said, and the package itself says what it can do without.
     """
     found = {}
-    for package in (package for folder in workspace.packages for package in _packages(folder, COMPILE)):
+    for package in (package for folder in workspace.packages for package in _packages(folder)):
         variable = f"{package.name.upper()}_OBJECTS"
         objects = workspace.data / "kernels" / f"{package.name}-{'-'.join(archs)}-{_mark(package)}"
         if os.environ.get(variable):
@@ -56,14 +56,6 @@ def kernel_variables(
         elif own := sorted(built(package / OBJECTS).intersection(archs)):
             # Nobody can tell here whether it belongs to the source: the record has its digest.
             say(f"{package / OBJECTS}: what was compiled there before is used, for {', '.join(own)}")
-    for package in (package for folder in workspace.packages for package in _packages(folder, ENTRY)):
-        variable = f"{package.name.upper()}_OBJECTS"
-        found[variable] = os.environ.get(variable) or engine.inside(workspace.data / "kernels" / package.name)
-        # Emulated kernels take longer than any call.
-        if tuple(archs) != (PROCESSOR,):
-            arguments = (PYTHON, "-m", f"{package.name}.{ENTRY}")
-            command = Command(arguments=arguments, variables=found, writes_data=True)
-            _run(command, f"{package.name}-{ENTRY}", engine=engine, workspace=workspace, say=say)
     return found
 
 
@@ -79,9 +71,9 @@ class _Index(BaseModel):
     archs: dict[str, Any]
 
 
-def _packages(folder: Path, module: str) -> Iterator[Path]:
+def _packages(folder: Path) -> Iterator[Path]:
     """Yield the packages below `folder` that have a module to compile them."""
-    yield from (path.parent for path in sorted(folder.glob(f"*/{module}.py")))
+    yield from (path.parent for path in sorted(folder.glob(f"*/{COMPILE}.py")))
 
 
 def _mark(package: Path) -> str:

@@ -38,7 +38,7 @@ from twinrun.manifests.packages import (
 
 STAMP = "# {} sha256: "
 # A package that those of all kernels import.
-SHARED_KERNELS = "kernels/entry"
+SHARED_KERNELS = "kernels/shared"
 # Counts up when the same packages give another root file system than before.
 _ROOT_FORMAT = 2
 DOCKERFILE = "images/Dockerfile"

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from twinrun_entry.eager import is_eager
+from twinrun_kernels.launches import INTERPRETED, REMEMBERED
+from twinrun_kernels.operators import is_eager
 
-from twinrun_attention import launch, ops, prepared
+from twinrun_attention import ops
 
 HEAD_SIZES = range(8, 257, 8)
 DTYPES = (torch.float16, torch.bfloat16)
@@ -146,7 +147,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, *, rank: int, dropout_p: float, soft
         (q.dtype, k.dtype, v.dtype),
         (q.device, k.device, v.device),
     )
-    check(shapes, dtypes, devices, rank, launch.INTERPRETED)
+    check(shapes, dtypes, devices, rank, INTERPRETED)
 
 
 def _check_forms(
@@ -181,7 +182,7 @@ def _check_forms(
         raise UnsupportedError(f"{heads} heads of queries are no multiple of {kv_heads} of keys")
 
 
-_check_once = functools.lru_cache(maxsize=prepared.REMEMBERED)(_check_forms)
+_check_once = functools.lru_cache(maxsize=REMEMBERED)(_check_forms)
 
 
 def _sides(window_size: tuple[int, int], causal: bool) -> tuple[int, int]:

@@ -1,158 +1,61 @@
-"""The operators of torch: forward, backward and decoding, with fake tensors and autograd.
-
-The way through torch.library takes hundreds of microseconds a call. So eager calls on plain tensors take a
-short one: the entry in C++ once it is compiled, before that torch.autograd.Function or the bare function.
-Compilers, modes and transforms see the operators.
-"""
+"""The operators: forward, backward and decoding, from tensors to launches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from twinrun_entry.eager import is_eager, wants_gradient
-from twinrun_entry.entry import Operation, ask_for
-from twinrun_entry.recording import local
+from twinrun_kernels.launches import INTERPRETED, REMEMBERED, on, widened
+from twinrun_kernels.operators import Operators
 
-from twinrun_attention import launch
-from twinrun_attention.prepared import Band, Packing
+from twinrun_attention import plans
+from twinrun_attention.plans import Band, Call
 
-
-def run_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    slopes: Tensor | None,
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    scale: float,
-    left: int,
-    right: int,
-    end: bool,
-    softcap: float,
-) -> tuple[Tensor, Tensor]:
-    """Return output and logarithms of the row sums."""
-    packing = _packing(starts_q, starts_k, max_q, max_k)
-    band = Band(scale, left, right, end, softcap)
-    if not launch.INTERPRETED:
-        ask_for()
-        return launch.run_forward(q, k, v, slopes, packing, band)
-    out, lse = launch.run_forward(q.float(), k.float(), v.float(), slopes, packing, band)
-    return out.to(q.dtype), lse
+_NUMBERS = "SymInt max_q, SymInt max_k, float scale, int left, int right, bool end, float softcap"
+_INPUTS = f"Tensor q, Tensor k, Tensor v, Tensor? slopes, Tensor? starts_q, Tensor? starts_k, {_NUMBERS}"
+# Arguments of `attend` that have no gradient.
+OTHERS = 10
 
 
-def run_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    slopes: Tensor | None,
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    scale: float,
-    left: int,
-    right: int,
-    end: bool,
-    softcap: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """Return the output, and the logarithm of the sum of each row: (batch, head, row), packed (head, row)."""
+    q, k, v, slopes, starts_q, starts_k, *numbers = arguments
+    dtype = q.dtype
+    q, k, v = _fit(q), _fit(k), _fit(v)
+    out, lse = q.new_empty(q.shape), _row_numbers(q, starts_q)
+    if not q.numel() or not k.numel():
+        return out.zero_(), lse.fill_(float("inf"))
+    launch = plans.forward(_call(q, k, v, slopes, starts_q, numbers))
+    # What is absent is never read.
+    others = (q if slopes is None else slopes, *((q, q) if starts_q is None else (starts_q, starts_k)))
+    with on(q.device):
+        launch(q, k, v, out, lse, *others)
+    return (out.to(dtype) if INTERPRETED else out), lse
+
+
+def _backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values."""
-    packing = _packing(starts_q, starts_k, max_q, max_k)
-    band, out = Band(scale, left, right, end, softcap), out.contiguous()
-    if not launch.INTERPRETED:
-        return launch.run_backward((q, k, v, out, lse), grad, slopes, packing, band)
-    saved = (q.float(), k.float(), v.float(), out.float(), lse)
-    dq, dk, dv = launch.run_backward(saved, grad.float(), slopes, packing, band)
-    return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype)
+    grad, q, k, v, out, lse, slopes, starts_q, starts_k, *numbers = arguments
+    dtype = q.dtype
+    q, k, v, grad, out = _fit(q), _fit(k), _fit(v), _fit(grad), _fit(out.contiguous())
+    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    if not q.numel() or not k.numel():
+        return dq.zero_(), dk.zero_(), dv.zero_()
+    call = _call(q, k, v, slopes, starts_q, numbers)
+    row_sums, of_keys, of_queries = plans.backward(call, (grad.shape, grad.stride()))
+    delta = lse.new_empty(lse.shape)
+    starts = (q, q) if starts_q is None else (starts_q, starts_k)
+    inputs, others = (q, k, v, grad, lse, delta), (q if slopes is None else slopes, *starts)
+    with on(q.device):
+        row_sums(out, grad, delta, starts[0])
+        of_keys(*inputs, dk, dv, *others)
+        of_queries(*inputs, dq, *others)
+    return (dq.to(dtype), dk.to(dtype), dv.to(dtype)) if INTERPRETED else (dq, dk, dv)
 
 
-forward = torch.library.custom_op("twinrun_attention::forward", run_forward, mutates_args=())
-backward = torch.library.custom_op("twinrun_attention::backward", run_backward, mutates_args=())
-
-
-@forward.register_fake
-def _(q: Tensor, _k: Tensor, _v: Tensor, _slopes: Tensor | None, starts_q: Tensor | None, *_: Any) -> Any:
-    rows = (q.shape[1], q.shape[0]) if starts_q is not None else (q.shape[0], q.shape[2], q.shape[1])
-    return q.new_empty(q.shape), q.new_empty(rows, dtype=torch.float32)
-
-
-@backward.register_fake
-def _(_grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, slopes, starts_q, starts_k, *numbers = inputs
-    ctx.save_for_backward(q, k, v, *output, slopes, starts_q, starts_k)
-    ctx.numbers = numbers
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(
-    ctx: Any, grad: Tensor | None, run: Callable[..., tuple[Tensor, ...]]
-) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return (None,) * 13
-    q, k, v, out, lse, slopes, starts_q, starts_k = ctx.saved_tensors
-    found = run(grad, q, k, v, out, lse, slopes, starts_q, starts_k, *ctx.numbers)
-    return (*found, *(None,) * 10)
-
-
-def _registered_gradients(ctx: Any, grad: Tensor | None, _of_sums: Tensor | None) -> Any:
-    return _gradients(ctx, grad, backward)
-
-
-forward.register_autograd(_registered_gradients, setup_context=_setup)
-
-
-class _Attention(torch.autograd.Function):
-    """The same without torch.library."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        output = run_forward(*inputs)
-        _setup(ctx, inputs, output)
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor | None, _of_sums: Tensor | None) -> Any:
-        return _gradients(ctx, grad, run_backward)
-
-
-def _attend(*inputs: Any) -> tuple[Tensor, Tensor]:
-    if not is_eager(inputs[0]):
-        found: tuple[Tensor, Tensor] = forward(*inputs)
-    elif wants_gradient(inputs[:3]):
-        found = _Attention.apply(*inputs)
-    else:
-        found = run_forward(*inputs)
-    if local.active is not None:
-        local.active.kept = found
-    return found
-
-
-def _attend_gradients(grad: Tensor | None, out: Tensor, lse: Tensor, *inputs: Any) -> tuple[Any, ...]:
-    q, k, v, *others = inputs
-    if grad is None:
-        return (None,) * len(inputs)
-    return (*run_backward(grad, q, k, v, out, lse, *others), *(None,) * len(others))
-
-
-attend = Operation(_attend, _attend_gradients)
-"""Takes and returns what `forward` does, by the shortest way that all who look at the call can see."""
-
-
-def run_decode(
+def _decode(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -163,29 +66,90 @@ def run_decode(
     right: int,
     softcap: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return output and logarithms of the row sums of queries at the end of a cache."""
-    band = Band(scale, left, right, True, softcap)
-    if not launch.INTERPRETED:
-        return launch.run_decode(q, k, v, lengths, slopes, band)
-    out, lse = launch.run_decode(q.float(), k.float(), v.float(), lengths, slopes, band)
-    return out.to(q.dtype), lse
+    """Return output and logarithms of the sums (batch, row, head) of queries at the end of a cache."""
+    dtype = q.dtype
+    q, k, v = _fit(q), _fit(k), _fit(v)
+    numbers = (0, 0, scale, left, right, True, softcap)
+    splits, attend_to_part, combine = plans.decoding(_call(q, k, v, slopes, None, numbers))
+    partial = q.new_empty((*q.shape[:-1], splits, q.shape[-1]), dtype=torch.float32)
+    sums, lse = partial.new_empty(partial.shape[:-1]), partial.new_empty(q.shape[:-1])
+    out = q.new_empty(q.shape)
+    with on(q.device):
+        attend_to_part(q, k, v, partial, sums, q if slopes is None else slopes, lengths)
+        combine(partial, sums, out, lse)
+    return out.to(dtype), lse
 
 
-decode = torch.library.custom_op("twinrun_attention::decode", run_decode, mutates_args=())
+def _call(
+    q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, starts_q: Tensor | None, numbers: Any
+) -> Call:
+    max_q, max_k, *band = numbers
+    apart = None if slopes is None else slopes.stride(0) if slopes.dim() == 2 else 0
+    packed = None if starts_q is None else (starts_q.numel() - 1, max_q, max_k)
+    forms = (q.shape, q.stride()), (k.shape, k.stride()), (v.shape, v.stride())
+    return Call(*forms, q.device, Band(*band), apart, packed)
 
 
-@decode.register_fake
-def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _fit(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy where its columns do not lie together or rows do not begin at 16 bytes."""
+    if INTERPRETED:
+        tensor = widened(tensor)
+    if not tensor.data_ptr() & 15 and _is_fit(tensor.stride()):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _is_fit(strides: tuple[int, ...]) -> bool:
+    """Say whether columns lie together and rows are whole vectors of 16 bytes apart."""
+    return strides[-1] == 1 and all(one % 8 == 0 for one in strides[:-1])
+
+
+def _row_numbers(q: Tensor, starts_q: Tensor | None) -> Tensor:
+    shape = q.shape
+    rows = (shape[0], shape[2], shape[1]) if starts_q is None else (shape[1], shape[0])
+    return q.new_empty(rows, dtype=torch.float32)
+
+
+def _fake_forward(q: Tensor, _k: Any, _v: Any, _slopes: Any, starts_q: Any, *_: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), _row_numbers(q, starts_q)
+
+
+def _fake_backward(_grad: Any, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _fake_decode(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
-def attend_to_cache(*given: Any) -> tuple[Tensor, Tensor]:
-    """Return what `decode` does, by the shortest way that all who look at the call can see."""
-    found: tuple[Tensor, Tensor] = run_decode(*given) if is_eager(given[0]) else decode(*given)
-    return found
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, slopes, starts_q, starts_k, *numbers = inputs
+    ctx.save_for_backward(q, k, v, *output, slopes, starts_q, starts_k)
+    ctx.numbers = numbers
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
 
 
-def _packing(starts_q: Tensor | None, starts_k: Tensor | None, max_q: int, max_k: int) -> Packing | None:
-    if starts_q is None or starts_k is None:
-        return None
-    return Packing(starts_q=starts_q, starts_k=starts_k, max_q=max_q, max_k=max_k)
+def _gradients(ctx: Any, grad: Tensor | None, _of_sums: Tensor | None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * (3 + OTHERS)
+    return (*backward(grad, *ctx.saved_tensors, *ctx.numbers), *(None,) * OTHERS)
+
+
+_operators = Operators("twinrun_attention")
+backward = _operators.define(
+    "backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? slopes, "
+    f"Tensor? starts_q, Tensor? starts_k, {_NUMBERS}) -> (Tensor, Tensor, Tensor)",
+    _backward,
+    _fake_backward,
+)
+attend = _operators.differentiable(
+    f"forward({_INPUTS}) -> (Tensor, Tensor)", _forward, _fake_forward, _setup, _gradients
+)
+attend_to_cache = _operators.define(
+    "decode(Tensor q, Tensor k, Tensor v, Tensor lengths, Tensor? slopes, float scale, int left, int right, "
+    "float softcap) -> (Tensor, Tensor)",
+    _decode,
+    _fake_decode,
+)

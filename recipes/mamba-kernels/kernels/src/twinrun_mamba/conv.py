@@ -7,19 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from twinrun_entry.entry import Operation
-from twinrun_entry.recording import empty, not_repeated
 
 from twinrun_mamba import conv_kernels, reference_conv, validation
 from twinrun_mamba.launch import launcher
 from twinrun_mamba.layout import LAYOUTS, cast, channel_first, copied_into, is_time_adjacent, new_sequence
-from twinrun_mamba.ops import define, define_differentiable, saving
+from twinrun_mamba.ops import operators, saving
 from twinrun_mamba.packing import check_rows, sequence_index
 from twinrun_mamba.reference import compute_type
 
 ACTIVATIONS = (None, "silu", "swish")
-# Of causal_conv1d_fn.
-ARGUMENTS = 11
 Tensors = tuple[Tensor, ...]
 _SCHEMA = "Tensor x, Tensor weight, Tensor? bias, Tensor? initial_states, Tensor? seq_idx, bool silu"
 
@@ -51,51 +47,22 @@ def causal_conv1d_fn(
         another sequence than the last step.
     Raises ArgumentError, a ValueError, that names the argument.
     """
-    given = (x, weight, bias, seq_idx, initial_states, return_final_states, final_states_out, activation)
-    return _CONVOLUTION(*given, cu_seqlens, layout, backend)
-
-
-def _convolution(*arguments: Any) -> Any:
-    """Return what causal_conv1d_fn does."""
-    *_, return_final_states, final_states_out, activation, _, layout, backend = arguments
-    inputs = _prepared(*arguments)
-    x, weight = inputs[:2]
-    if final_states_out is not None:
-        shape, dims = (*x.shape[:2], weight.shape[1] - 1), ("batch", "channels", "width - 1")
-        validation.like("final_states_out", final_states_out, x.dtype, x.device, shape, dims)
-    keep = return_final_states or final_states_out is not None
-    out, last = conv_forward(*inputs, activation is not None, keep, backend or "")
-    out = channel_first(out, layout)
-    if final_states_out is not None:
-        last = final_states_out.copy_(last)
-        not_repeated()
-    return (out, last) if return_final_states else out
-
-
-def _prepared(*arguments: Any) -> tuple[Any, ...]:
-    """Return the tensors of a call as the operations take them: channel-first."""
-    x, weight, bias, seq_idx, initial_states, _, _, activation, cu_seqlens, layout, _ = arguments
     given = (("x", x, (3,)), ("weight", weight, (2,)), ("bias", bias, (1,)))
     validation.ranks(*given, ("initial_states", initial_states, (3,)), required=2)
     validation.one_of("activation", activation, ACTIVATIONS)
     validation.one_of("layout", layout, LAYOUTS)
     x = channel_first(x, layout)
-    index = sequence_index(seq_idx, cu_seqlens, x)
-    kind = compute_type(x)
-    return x, cast(weight, kind), cast(bias, kind), initial_states, index
-
-
-def _convolution_gradients(*given: Any) -> tuple[Any, ...]:
-    """Return the gradients of the arguments of causal_conv1d_fn, from those of its results."""
-    gradients, arguments = given[:-ARGUMENTS], given[-ARGUMENTS:]
-    *_, activation, _, layout, backend = arguments
-    inputs = _prepared(*arguments)
-    out_gradient, last_gradient = (*gradients, None)[:2]
-    laid = torch.zeros_like(inputs[0]) if out_gradient is None else channel_first(out_gradient, layout)
-    found = conv_backward(laid, last_gradient, *inputs, activation is not None, backend or "")
-    gx, gweight, gbias, ginitial = found
-    made = (channel_first(gx, layout), gweight, gbias, None, ginitial)
-    return tuple(None if tensor is None else gradient for tensor, gradient in zip(arguments, made))
+    index, kind = sequence_index(seq_idx, cu_seqlens, x), compute_type(x)
+    if final_states_out is not None:
+        shape, dims = (*x.shape[:2], weight.shape[1] - 1), ("batch", "channels", "width - 1")
+        validation.like("final_states_out", final_states_out, x.dtype, x.device, shape, dims)
+    keep = return_final_states or final_states_out is not None
+    inputs = (x, cast(weight, kind), cast(bias, kind), initial_states, index)
+    out, last = conv_forward(*inputs, activation is not None, keep, backend or "")
+    if final_states_out is not None:
+        last = final_states_out.copy_(last)
+    out = channel_first(out, layout)
+    return (out, last) if return_final_states else out
 
 
 def causal_conv1d_update(
@@ -117,14 +84,6 @@ def causal_conv1d_update(
         at t % state_length.
     conv_state_indices: (batch), int32, which state is whose; negative: nobody's, and the output is zero.
     """
-    given = (x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices, backend)
-    out: Tensor = _UPDATE(*given)
-    return out
-
-
-def _updated(*arguments: Any) -> Tensor:
-    """Return what causal_conv1d_update does."""
-    x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices, backend = arguments
     given = (
         ("x", x, (2, 3)),
         ("conv_state", conv_state, (3,)),
@@ -156,7 +115,7 @@ def _fake_forward(*arguments: Any) -> Tensors:
     x, weight, *_, last, _ = arguments
     batch, channels, _ = x.shape
     shape = (batch, channels, weight.shape[1] - 1) if last else (0,)
-    return new_sequence(x, is_time_adjacent(x)), empty(shape, x.dtype, x.device)
+    return new_sequence(x, is_time_adjacent(x)), x.new_empty(shape)
 
 
 def _backward(*arguments: Any) -> Tensors:
@@ -176,9 +135,9 @@ def _backward(*arguments: Any) -> Tensors:
 def _fake_backward(*arguments: Any) -> Tensors:
     x, weight, _, initial_states = arguments[2:6]
     kind = compute_type(x)
-    gweight, gbias = (empty(shape, kind, x.device) for shape in (tuple(weight.shape), (weight.shape[0],)))
+    gweight, gbias = (x.new_empty(shape, dtype=kind) for shape in (weight.shape, (weight.shape[0],)))
     shape = (0,) if initial_states is None else tuple(initial_states.shape)
-    return new_sequence(x, is_time_adjacent(x)), gweight, gbias, empty(shape, x.dtype, x.device)
+    return new_sequence(x, is_time_adjacent(x)), gweight, gbias, x.new_empty(shape)
 
 
 def _update(*arguments: Any) -> Tensor:
@@ -197,23 +156,21 @@ def _fake_update(*arguments: Any) -> Tensor:
     return new_sequence(x, is_time_adjacent(x))
 
 
-conv_backward = define(
+conv_backward = operators.define(
     f"conv_backward(Tensor out_gradient, Tensor? last_gradient, {_SCHEMA}, str backend) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _fake_backward,
 )
-conv_forward = define_differentiable(
+conv_forward = operators.differentiable(
     f"conv_forward({_SCHEMA}, bool last, str backend) -> (Tensor, Tensor)",
     _forward,
     _fake_forward,
     *saving(conv_backward, last_on_demand=True),
 )
-conv_update = define(
+conv_update = operators.define(
     "conv_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias, Tensor? cache_seqlens, "
     "Tensor? conv_state_indices, bool silu, str backend) -> Tensor",
     _update,
     _fake_update,
 )
-_CONVOLUTION = Operation(_convolution, _convolution_gradients)
-_UPDATE = Operation(_updated)

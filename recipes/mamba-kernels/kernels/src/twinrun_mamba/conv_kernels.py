@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from twinrun_entry.recording import empty_like
 
 from twinrun_mamba.launch import Launcher, Timing, timing
 from twinrun_mamba.layout import (
@@ -56,7 +55,7 @@ def forward(launch: Launcher, inputs: tuple[Any, ...], *, silu: bool, last: bool
     variant = variant or ("_unaligned" if width == ALIGNED_WIDTH and not special else "")
     arch = launch.code_object.arch
     name, blocks, pieces, sizes = _forward_plan(x.dtype, x.shape, width, variant, timing(arch))
-    states = empty_like(x, (*x.shape[:2], width - 1) if last else (0,))
+    states = x.new_empty((*x.shape[:2], width - 1) if last else (0,))
     given = (*sizes, silu, time_adjacent, x, out, initial_states, states if last else None)
     launch(name, blocks, FORWARD.pack(*given, weight, bias, seq_idx, *pieces))
     return out, states
@@ -81,9 +80,9 @@ def backward(
     times = 16 // x.element_size()
     variant = _variant(width, x, out_gradient, gx, time_adjacent=time_adjacent, special=special, times=times)
     name, blocks, steps, splits, sizes = _backward_plan(x.dtype, x.shape, width, variant)
-    ginitial = None if initial_states is None else empty_like(x, initial_states.shape)
-    gweight = empty_like(weight, (splits, channels, width))
-    gbias = empty_like(weight, (splits, channels))
+    ginitial = None if initial_states is None else x.new_empty(initial_states.shape)
+    gweight = weight.new_empty((splits, channels, width))
+    gbias = weight.new_empty((splits, channels))
     states = (initial_states, last_gradient, ginitial)
     given = (*sizes, silu, time_adjacent, x, out_gradient, gx, *states, weight, bias, seq_idx)
     launch(name, blocks, BACKWARD.pack(*given, steps, splits, gweight, gbias))
@@ -114,7 +113,7 @@ def update(
 
 def _reduce(launch: Launcher, weight_partial: Tensor, bias_partial: Tensor) -> tuple[Tensor, Tensor]:
     splits, channels, width = weight_partial.shape
-    gweight, gbias = empty_like(weight_partial, (channels, width)), empty_like(weight_partial, (channels,))
+    gweight, gbias = weight_partial.new_empty((channels, width)), weight_partial.new_empty((channels,))
     params = REDUCE.pack(weight_partial, bias_partial, gweight, gbias, splits, channels, width)
     launch("conv_reduce", -(-channels * (width + 1) // REDUCE_PLACES), params, overlap=True)
     return gweight, gbias

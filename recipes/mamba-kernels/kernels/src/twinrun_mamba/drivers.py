@@ -17,7 +17,6 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 import torch
-from twinrun_entry.recording import CUDA, EMULATOR, HIP
 
 # A function, module or context of a driver; the emulator's functions are ctypes' own.
 Handle = Any
@@ -55,15 +54,10 @@ class Driver(ABC):
     def launch(self, index: int, launch: Launch) -> None:
         """Start a kernel on torch's current stream of the device."""
 
-    @abstractmethod
-    def described(self, index: int, function: Handle) -> tuple[Any, ...]:
-        """Return what entry.cpp starts a kernel by: what Start.driver holds, then the kernel."""
-
 
 class Gpu(Driver):
     """What the vendors' drivers have in common: the same calls, under names of their own."""
 
-    kind: int
     # The vendor's word for it.
     shared_memory: str
 
@@ -99,16 +93,6 @@ class Gpu(Driver):
             size = f"{launch.blocks} blocks of {launch.threads} threads"
             self._check(status, f"{size} with {launch.shared_bytes} bytes of {self.shared_memory}")
 
-    def described(self, index: int, function: Handle) -> tuple[Any, ...]:
-        """Return what entry.cpp starts a kernel by."""
-
-        def refused(status: int, blocks: int) -> None:
-            self._check(status, f"{blocks} blocks")
-
-        called = map(_address, (self._launch, self._launch_overlapping, self._push, self._pop))
-        context = self._contexts.get(index, 0)
-        return (self.kind, *called, context, 0, refused, function.value)
-
     def _named(self, name: str) -> Any:
         return getattr(self.library, self._prefix + name)
 
@@ -143,7 +127,7 @@ _OVERLAP = ctypes.create_string_buffer(Struct("=I4xI60x").pack(6, 1))
 class Cuda(Gpu):
     """NVIDIA's driver. Everything runs in the device's primary context, which torch uses too."""
 
-    kind, shared_memory = CUDA, "shared memory"
+    shared_memory = "shared memory"
 
     def __init__(self) -> None:
         super().__init__("libcuda.so.1", "cu", "LaunchKernel")
@@ -205,7 +189,7 @@ class Cuda(Gpu):
 class Hip(Gpu):
     """AMD's runtime, which torch has already loaded; a block may ask for all of a compute unit's LDS."""
 
-    kind, shared_memory = HIP, "LDS"
+    shared_memory = "LDS"
     # A grid's threads are counted in 32 bits.
     most_threads = 2**32 - 1
 
@@ -248,19 +232,6 @@ class Emulator(Driver):
         """Run a kernel to its end, with as many threads as it was compiled for: warps of 32 may need more."""
         if launch.function(launch.params, launch.blocks, 0, launch.shared_bytes):
             raise LaunchError(launch.function.message().decode())
-
-    def described(self, index: int, function: Handle) -> tuple[Any, ...]:
-        """Return what entry.cpp starts a kernel by."""
-
-        def refused(*_: int) -> None:
-            raise LaunchError(function.message().decode())
-
-        return (EMULATOR, 0, 0, 0, 0, 0, 0, refused, _address(function))
-
-
-def _address(function: Any) -> int:
-    """Return where a function of a library lies, 0 for none."""
-    return (ctypes.cast(function, c_void_p).value or 0) if function else 0
 
 
 @cache

@@ -12,15 +12,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from struct import unpack
 from types import MappingProxyType
 
 import torch
-from twinrun_entry import entry
-from twinrun_entry.recording import Start, local
 
 from twinrun_mamba.drivers import Driver, Handle, Launch, LaunchError, driver
-from twinrun_mamba.layout import Parameters
 from twinrun_mamba.registry import (
     ArchitectureError,
     CodeObject,
@@ -88,17 +84,7 @@ class Launcher:
             raise LaunchError(f"{name}: {blocks} blocks of {threads} threads, at most {most} blocks")
         overlap = overlap and self.code_object.overlaps
         launch = Launch(function, blocks, threads, shared, params, overlap)
-        if local.active is not None:
-            local.active.starts.append(self._described(launch))
         self.driver.launch(self.index, launch)
-
-    def _described(self, launch: Launch) -> Start:
-        """Return how the entry starts the same kernel."""
-        *calls, function = self.driver.described(self.index, launch.function)
-        fields = unpack(f"={len(launch.params) // 8}q", launch.params)
-        addresses = [(place, fields[place]) for place in Parameters.by_size[len(launch.params)].addresses]
-        numbers = (function, launch.blocks, launch.threads, launch.shared_bytes, launch.overlap)
-        return Start(tuple(calls), *numbers, fields=fields, addresses=addresses)
 
     def _prepare(self, name: str, states: int) -> tuple[Handle, int, int]:
         kernel = self.code_object.kernel(name)
@@ -127,13 +113,12 @@ def launcher(backend: str, device: torch.device) -> Launcher | None:
 
 
 def describe(device: torch.device | str, backend: str | None = None) -> dict[str, str]:
-    """Return what serves a device, for a run's record: backend, architecture, sources, way of calls."""
+    """Return what serves a device, for a run's record: backend, architecture, sources."""
     device = torch.empty(0, device=device).device
     chosen, reason = _chosen(backend or "", device)
     made = launcher(backend or "", device)
     arch = "" if made is None else made.code_object.arch
-    calls = "python" if entry.in_use.native is None else "entry"
-    return {"backend": chosen, "reason": reason, "arch": arch, "sources": sources_of(arch), "calls": calls}
+    return {"backend": chosen, "reason": reason, "arch": arch, "sources": sources_of(arch)}
 
 
 def _chosen(backend: str, device: torch.device) -> tuple[str, str]:
@@ -160,5 +145,4 @@ def _native(backend: str, device: torch.device) -> Launcher:
         raise ArgumentError(
             "backend", f"{backend} for tensors on {device}", '"reference", or tensors on a GPU'
         )
-    entry.ask_for()
     return Launcher(code_object_of(device, ptx=backend == "ptx"), driver("gpu"), device.index or 0)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from struct import Struct
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from twinrun_entry.recording import empty_like, not_repeated
 
 Fields = tuple[int, ...]
 LAYOUTS = ("channel-first", "token-major")
@@ -23,18 +22,12 @@ class Parameters:
         without a sign.
     """
 
-    # No two structs are of one size.
-    by_size: ClassVar[dict[int, Parameters]] = {}
-
     def __init__(self, kinds: str) -> None:
         # Of each member, None for a number.
         self._strides = [_STRIDES.get(kind) for kind in kinds]
         self.fields = "".join(kind if kind in "nu" else "a" + "n" * _STRIDES[kind] for kind in kinds)
         self._struct = Struct("=" + self.fields.replace("u", "Q").replace("n", "q").replace("a", "q"))
         self.size = self._struct.size
-        self.addresses = [place for place, kind in enumerate(self.fields) if kind == "a"]
-        if self.by_size.setdefault(self.size, self) is not self:
-            raise ValueError(f"{kinds}: another struct has {self.size} bytes, too")
 
     def pack(self, *members: Any) -> bytes:
         """Return the struct; a member with an address is a tensor, or None for zeros.
@@ -67,7 +60,6 @@ def laid(time_adjacent: bool, *sequences: Tensor | None) -> list[Any]:
 def _laid(sequence: Tensor, time_adjacent: bool) -> Tensor:
     if sequence.stride(2 if time_adjacent else 1) == 1:
         return sequence
-    not_repeated()
     # Not contiguous(), which leaves the stride of a dimension of size one as it is.
     return new_sequence(sequence, time_adjacent).copy_(sequence)
 
@@ -81,16 +73,16 @@ def new_sequence(like: Tensor, time_adjacent: bool) -> Tensor:
     """Return memory for (batch, channels, length) of the type of `like`, without gaps."""
     batch, channels, length = like.shape
     if time_adjacent:
-        return empty_like(like, (batch, channels, length))
-    return empty_like(like, (batch, length, channels)).transpose(1, 2)
+        return like.new_empty((batch, channels, length))
+    return like.new_empty((batch, length, channels)).transpose(1, 2)
 
 
 def new_projection(like: Tensor) -> Tensor:
     """Return memory for (batch, groups, states, length), without gaps, in the order of `like`."""
     batch, groups, states, length = like.shape
     if like.stride(3) == 1:
-        return empty_like(like, (batch, groups, states, length))
-    return empty_like(like, (batch, length, groups, states)).permute(0, 2, 3, 1)
+        return like.new_empty((batch, groups, states, length))
+    return like.new_empty((batch, length, groups, states)).permute(0, 2, 3, 1)
 
 
 def is_aligned(time_adjacent: bool, *sequences: Tensor | None) -> bool:

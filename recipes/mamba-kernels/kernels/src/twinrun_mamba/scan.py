@@ -6,9 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from twinrun_entry.eager import is_compiling, wants_gradient
-from twinrun_entry.entry import Operation
-from twinrun_entry.recording import empty, local
+from twinrun_kernels.operators import is_compiling, wants_gradient
 
 from twinrun_mamba import reference, scan_kernels, validation
 from twinrun_mamba.launch import launcher
@@ -21,7 +19,7 @@ from twinrun_mamba.layout import (
     new_projection,
     new_sequence,
 )
-from twinrun_mamba.ops import define, define_differentiable, saving
+from twinrun_mamba.ops import operators, saving
 from twinrun_mamba.packing import sequence_index
 from twinrun_mamba.validation import ArgumentError
 
@@ -72,38 +70,21 @@ def selective_scan_fn(
     Raises ArgumentError, a ValueError, that names the argument; ArchitectureError on a GPU without kernels.
     """
     given = (u, delta, A, B, C, D, z, delta_bias, initial_state)
-    return _SCAN(*given, seq_idx, cu_seqlens, delta_softplus, return_last_state, layout, backend)
-
-
-def _scan(*arguments: Any) -> Any:
-    """Return what selective_scan_fn does."""
-    *_, softplus, return_last_state, layout, backend = arguments
-    inputs = _prepared(*arguments)
-    if inputs[2].is_complex():
-        out, last = _complex(inputs, softplus)
-    else:
-        out, last, states = scan_forward(*inputs, softplus, wants_gradient(inputs), backend or "")
-        if local.active is not None:
-            local.active.kept = (states,) if states.numel() else ()
-    out = channel_first(out, layout)
-    return (out, last) if return_last_state else out
-
-
-def _prepared(*arguments: Any) -> tuple[Any, ...]:
-    """Return the tensors of a call as the operations take them: channel-first, B and C with groups."""
-    *given, seq_idx, cu_seqlens, _, _, layout, backend = arguments
     validation.ranks(*zip(GIVEN, given, RANKS), required=5)
     validation.one_of("layout", layout, LAYOUTS)
-    u, delta, A, B, C, D, z, delta_bias, initial_state = given
-    token_major = layout != LAYOUTS[0]
     u, delta = channel_first(u, layout), channel_first(delta, layout)
     z = None if z is None else channel_first(z, layout)
     index = sequence_index(seq_idx, cu_seqlens, u)
-    B, C = _projections(u, A, B, C, token_major, backend or "")
+    B, C = _projections(u, A, B, C, layout != LAYOUTS[0], backend or "")
     weight = reference.compute_type(u)
-    D, delta_bias, initial_state = cast(D, weight), cast(delta_bias, weight), cast(initial_state, weight)
-    A = A if A.is_complex() else cast(A, weight)
-    return u, delta, A, B, C, D, z, delta_bias, initial_state, index
+    weights = cast(D, weight), z, cast(delta_bias, weight), cast(initial_state, weight)
+    inputs = (u, delta, A if A.is_complex() else cast(A, weight), B, C, *weights, index)
+    if A.is_complex():
+        out, last = _complex(inputs, delta_softplus)
+    else:
+        out, last, _ = scan_forward(*inputs, delta_softplus, wants_gradient(inputs), backend or "")
+    out = channel_first(out, layout)
+    return (out, last) if return_last_state else out
 
 
 def _complex(inputs: tuple[Any, ...], softplus: bool) -> tuple[Tensor, Tensor]:
@@ -112,27 +93,6 @@ def _complex(inputs: tuple[Any, ...], softplus: bool) -> tuple[Tensor, Tensor]:
     weight = reference.compute_type(u)
     validation.scan(u, delta, A.real.to(weight), B.real.to(u.dtype), C.real.to(u.dtype), *rest, native=False)
     return reference.selective_scan(*inputs, softplus=softplus)
-
-
-def _scan_gradients(*given: Any) -> tuple[Any, ...]:
-    """Return the gradients of the arguments of selective_scan_fn, from those of its results."""
-    arguments = given[-len(GIVEN) - 6 :]
-    (*gradients, states), (B, C) = given[: -len(arguments)], arguments[3:5]
-    *_, softplus, _, layout, backend = arguments
-    inputs = _prepared(*arguments)
-    out_gradient, last_gradient = (*gradients, None)[:2]
-    laid = torch.zeros_like(inputs[0]) if out_gradient is None else channel_first(out_gradient, layout)
-    found = scan_backward(laid, last_gradient, states, *inputs, softplus, backend or "")
-    gu, gdelta, ga, gb, gc, gd, gz, *rest = found
-    made = (
-        *(channel_first(gradient, layout) for gradient in (gu, gdelta)),
-        ga,
-        *(_ungrouped(gradient, given_as.dim(), layout) for gradient, given_as in ((gb, B), (gc, C))),
-        gd,
-        channel_first(gz, layout) if arguments[6] is not None else gz,
-        *rest,
-    )
-    return tuple(None if tensor is None else gradient for tensor, gradient in zip(arguments, made))
 
 
 def selective_state_update(
@@ -206,13 +166,6 @@ def _grouped(projection: Tensor, A: Tensor, token_major: bool) -> Tensor:
     return projection if projection.dim() == 4 else projection.unsqueeze(1)
 
 
-def _ungrouped(projection: Tensor, dims: int, layout: str) -> Tensor:
-    """Return (batch, groups, states, length) as B and C were given: the other way round of _grouped."""
-    if layout != LAYOUTS[0]:
-        projection = projection.permute(0, 3, 1, 2)
-    return projection if dims == 4 else projection.squeeze(2 if layout != LAYOUTS[0] else 1)
-
-
 def _per_channel(projection: Tensor, u: Tensor) -> Tensor:
     batch, channels, length = u.shape
     if projection.dim() == 2:
@@ -239,8 +192,8 @@ def _fake_forward(*arguments: Any) -> Tensors:
     batch, channels, length = u.shape
     states, dtype = A.shape[1], reference.compute_type(u)
     chunks = (length + scan_kernels.CHUNK - 1) // scan_kernels.CHUNK
-    last = empty((batch, channels, states), dtype, u.device)
-    checkpoints = empty((batch, channels, chunks, states) if save else (0,), dtype, u.device)
+    last = u.new_empty((batch, channels, states), dtype=dtype)
+    checkpoints = last.new_empty((batch, channels, chunks, states) if save else (0,))
     return new_sequence(u, is_time_adjacent(u)), last, checkpoints
 
 
@@ -267,7 +220,7 @@ def _fake_backward(*arguments: Any) -> Tensors:
     time_adjacent = is_time_adjacent(u)
 
     def like(tensor: Tensor | None) -> Tensor:
-        return empty((0,) if tensor is None else tuple(tensor.shape), reference.compute_type(u), u.device)
+        return u.new_empty((0,) if tensor is None else tensor.shape, dtype=reference.compute_type(u))
 
     def like_u(tensor: Tensor | None) -> Tensor:
         return like(None).to(u.dtype) if tensor is None else new_sequence(u, time_adjacent)
@@ -277,16 +230,15 @@ def _fake_backward(*arguments: Any) -> Tensors:
     return (like_u(u), like_u(delta), like(A), gb, gc, *rest)
 
 
-scan_backward = define(
+scan_backward = operators.define(
     "scan_backward(Tensor out_gradient, Tensor? last_gradient, Tensor checkpoints, "
     f"{_SCHEMA}, str backend) -> ({', '.join(['Tensor'] * len(GIVEN))})",
     _backward,
     _fake_backward,
 )
-scan_forward = define_differentiable(
+scan_forward = operators.differentiable(
     f"scan_forward({_SCHEMA}, bool save, str backend) -> (Tensor, Tensor, Tensor)",
     _forward,
     _fake_forward,
     *saving(scan_backward),
 )
-_SCAN = Operation(_scan, _scan_gradients)

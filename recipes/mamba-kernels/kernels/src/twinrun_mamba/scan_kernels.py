@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from twinrun_entry.recording import empty, empty_like
 
 from twinrun_mamba.launch import MEASURED, Launcher, Timing, timing
 from twinrun_mamba.layout import (
@@ -55,9 +54,9 @@ def forward(
     others = contiguous(A, D, delta_bias, initial_state, seq_idx)
     batch, channels, length, states, _ = sizes
     out = new_sequence(u, time_adjacent)
-    last = empty((batch, channels, states), torch.float32, u.device)
+    last = u.new_empty((batch, channels, states), dtype=torch.float32)
     kept = (batch, channels, -(-length // CHUNK), states) if save else (0,)
-    checkpoints = empty(kept, torch.float32, u.device)
+    checkpoints = u.new_empty(kept, dtype=torch.float32)
     splits = _forward_splits(sizes)
     sequences = (u, delta, z, out)
     layout = (time_adjacent, is_aligned(time_adjacent, *sequences))
@@ -87,7 +86,7 @@ def backward(
     batch, channels, length, states, groups = sizes
 
     def of_floats(given: Any, *shape: int) -> Any:
-        return None if given is None else empty(shape, torch.float32, u.device)
+        return None if given is None else u.new_empty(shape, dtype=torch.float32)
 
     splits = _backward_splits(sizes)
     parts = splits * batch
@@ -135,7 +134,7 @@ def _reduce(launch: Launcher, sizes: Sizes, partial: Sequence[Any], B: Tensor, C
     batch, channels, length, states, groups = sizes
     parts = partial[0].shape[0]
     # One part is the sum.
-    sums = [t if t is None else empty_like(t, t.shape[1:]) if parts > 1 else t[0] for t in partial[:3]]
+    sums = [t if t is None else t.new_empty(t.shape[1:]) if parts > 1 else t[0] for t in partial[:3]]
     gb, gc = new_projection(B), new_projection(C)
     params = REDUCE.pack(*partial, *sums, gb, gc, *sizes, _blocks_per_group(sizes), parts)
     blocks = 2 * batch * groups * -(-length // CHUNK)
@@ -181,8 +180,8 @@ def _split_workspace(like: Tensor, sizes: Sizes, splits: int) -> tuple[Tensor | 
     if splits == 1:
         return None, None
     shape = splits, sizes.batch, sizes.channels
-    split_states = empty((*shape, sizes.states), torch.float32, like.device)
-    return split_states, empty((*shape, 2), torch.float32, like.device)
+    split_states = like.new_empty((*shape, sizes.states), dtype=torch.float32)
+    return split_states, split_states.new_empty((*shape, 2))
 
 
 def _chunks(sizes: Sizes) -> int:

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from twinrun_entry.entry import Operation
-from twinrun_entry.recording import not_repeated
 
 from twinrun_mamba.packing import sequence_index
+from twinrun_mamba.reference import compute_type
 from twinrun_mamba.ssd.reference import reference_chunk_scan
 from twinrun_mamba.ssd.varlen import reference_states, states_of_sequences
 from twinrun_mamba.validation import KERNEL_TYPES, ArgumentError, ArgumentTypeError, like, one_of, ranks
@@ -19,8 +18,6 @@ BACKENDS = ("native", "reference")
 CHUNK_SIZES = (16, 32, 64, 128, 256)
 HEAD_SIZES, STATES = 128, 256
 NO_LIMIT = (0.0, float("inf"))
-# Of the scan: tensors, sequences, numbers, what is returned and how.
-ARGUMENTS = 20
 RANKS = {
     "x": (4,),
     "dt": (3,),
@@ -74,27 +71,18 @@ def mamba_chunk_scan_combined(
     backend: "native", the kernels, by default on a GPU and in Triton's interpreter; else "reference", torch.
     Raises ArgumentError, a ValueError, that names the argument.
     """
-    given = (x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens)
-    # The switch that decides how torch itself multiplies fp32.
-    tf32 = isinstance(x, Tensor) and x.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    numbers = (chunk_size, dt_softplus, *_limits(dt_limit), tf32)
-    return _SCAN(*given, *numbers, return_final_states, return_varlen_states, state_dtype, backend)
-
-
-def _scan(*arguments: Any) -> Any:
-    """Return what mamba_chunk_scan_combined does."""
-    *given, seq_idx, cu_seqlens = arguments[:11]
-    chunk_size, softplus, low, high, tf32, return_final, return_varlen, state_dtype, backend = arguments[11:]
-    x, B = given[0], given[3]
-    _check(tuple(given), chunk_size)
-    index = _index(seq_idx, cu_seqlens, x, return_varlen)
+    given = (x, dt, A, B, C, D, z, dt_bias, initial_states)
+    _check(given, chunk_size)
+    low, high = _limits(dt_limit)
+    index = _index(seq_idx, cu_seqlens, x, return_varlen_states)
     kept = x.dtype if state_dtype is None else state_dtype
     one_of("state_dtype", kept, tuple(dict.fromkeys((x.dtype, torch.float32))))
-    ends = cu_seqlens.to(x.device) if return_varlen and cu_seqlens is not None else None
+    ends = cu_seqlens.to(x.device) if return_varlen_states and cu_seqlens is not None else None
+    varlen = None
     if _backend(backend, x) == "reference":
-        not_repeated()
-        tensors: list[Any] = [None if one is None else one.to(_compute_type(x)) for one in given]
-        tensors += [index, softplus, (low, high)]
+        kind = compute_type(x)
+        tensors: list[Any] = [None if one is None else one.to(kind) for one in given]
+        tensors += [index, dt_softplus, (low, high)]
         out, final = reference_chunk_scan(*tensors)
         out = out.to(x.dtype)
         varlen = None if ends is None else reference_states(tensors, ends)
@@ -102,32 +90,12 @@ def _scan(*arguments: Any) -> Any:
         # Triton is not everywhere, and reads its variables when it is imported.
         from twinrun_mamba.ssd import ops  # noqa: PLC0415
 
-        out, final, *parts, _ = ops.forward(*given, index, chunk_size, softplus, low, high, tf32, kept)
-        if ends is not None:
-            not_repeated()
+        # The switch that decides how torch itself multiplies fp32.
+        tf32 = x.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+        out, final, *parts, _ = ops.forward(*given, index, chunk_size, dt_softplus, low, high, tf32, kept)
         varlen = None if ends is None else states_of_sequences(x, B, ends, *parts)
-    found = (out, *((final,) if return_final else ()), *(() if varlen is None else (varlen.detach(),)))
+    found = (out, *((final,) if return_final_states else ()), *(() if varlen is None else (varlen.detach(),)))
     return found if len(found) > 1 else out
-
-
-def _gradients(*given: Any) -> tuple[Any, ...]:
-    """Return the gradients of the arguments of the kernels' scan, from those of its results."""
-    from twinrun_mamba.ssd import ops  # noqa: PLC0415
-
-    arguments = given[-ARGUMENTS:]
-    *tensors, seq_idx, cu_seqlens = arguments[:11]
-    *numbers, return_final = arguments[11:17]
-    x, z = tensors[0], tensors[6]
-    results = 2 if return_final else 1
-    gradients, kept = given[:results], given[results:-ARGUMENTS]
-    grad, final = (*gradients, None)[:2]
-    grad = torch.zeros_like(x) if grad is None else grad
-    if z is None:
-        kept = (*kept, x.new_empty(0))
-    index = _index(seq_idx, cu_seqlens, x, False)
-    found = ops.backward(grad, final, *kept, *tensors, index, *numbers)
-    made = (None if tensor is None else one for tensor, one in zip(tensors, found))
-    return (*made, *(None,) * (ARGUMENTS - len(tensors)))
 
 
 def _index(seq_idx: Tensor | None, cu_seqlens: Tensor | None, x: Tensor, varlen: bool) -> Tensor | None:
@@ -154,10 +122,6 @@ def _backend(backend: str | None, x: Tensor) -> str:
     if backend == "native" and not interpreted:
         raise ArgumentError("backend", f"native on {x.device}", "a GPU, or TRITON_INTERPRET=1")
     return backend or ("native" if interpreted else "reference")
-
-
-def _compute_type(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _limits(dt_limit: tuple[float, float]) -> tuple[float, float]:
@@ -211,6 +175,3 @@ def _like_any(
     if not tensor.is_floating_point():
         raise ArgumentTypeError(name, tensor.dtype, "a floating type")
     like(name, tensor, tensor.dtype, x.device, shape, dims)
-
-
-_SCAN = Operation(_scan, _gradients)

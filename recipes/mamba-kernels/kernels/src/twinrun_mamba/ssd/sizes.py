@@ -71,10 +71,16 @@ class Sizes:
         """Heads that a program without products takes."""
         return min(int(triton.next_power_of_2(self.heads)), max(1, TIMES_HEADS // self.Q))
 
-    def in_chunk(self, block: int) -> int:
-        """Return a block's rows where the chunk has as many."""
-        return min(block, self.Q)
+    @property
+    def head_tiles(self) -> int:
+        """Programs without products of all chunks."""
+        return -(-self.heads // self.heads_of_a_tile) * self.batch * self.chunks
 
-    def in_state(self, block: int) -> int:
-        """Return a block's columns where the state has as many."""
-        return min(block, max(LEAST_BLOCK, int(triton.next_power_of_2(self.N))))
+    @property
+    def columns(self) -> int:
+        """Columns of a tile of a state at most, a power of two."""
+        return max(LEAST_BLOCK, int(triton.next_power_of_2(self.N)))
+
+    def passes(self, elements: int) -> int:
+        """Return the programs that share a state, of so many elements each."""
+        return -(-self.P * self.N // elements)

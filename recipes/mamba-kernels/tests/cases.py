@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from twinrun_entry import recording
 from twinrun_mamba import causal_conv1d_fn, selective_scan_fn
+
+from twinrun.train.measure import poisoned
 
 # Both grids as a whole, for both emulated backends; else every case of the shorter lengths for one of them.
 WHOLE_GRID = os.environ.get("TWINRUN_WHOLE_GRID") == "1"
@@ -171,11 +172,8 @@ def errors(case: Case, *, backend: str, device: str = "cpu", seed: int = 0) -> E
     index = packed(case, generator) if "seq_idx" in case.options else None
     here = {name: in_layout(tensor, name, case).to(device) for name, tensor in inputs.items()}
     exact = {name: tensor.double() for name, tensor in inputs.items()}
-    recording.poisoned = True
-    try:
+    with poisoned():
         outputs = results(case, here, backend, None if index is None else index.to(device), seed)
-    finally:
-        recording.poisoned = False
     expected = results(case, exact, "reference", index, seed)
     return {name: distance(outputs[name], expected[name]) for name in expected}
 
