@@ -1,22 +1,12 @@
-"""What no file of the project may say, and what its pages may not promise."""
+"""What no file of the project may say."""
 
 from __future__ import annotations
 
-import ast
 import re
-import shlex
-from collections.abc import Container, Iterable
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
 
-import pytest
-from invoke.collection import Collection
-from invoke.parser.context import ParserContext
-
-import tasks
-from tests.contracts.tree import ROOT, host_modules, project_files, shown
-from twinrun.cli.program import contexts, refuse_options
-from twinrun.foundation.errors import InputError, require_known
+from tests.contracts.tree import host_modules, project_files, shown
 
 FORBIDDEN = {
     "an absolute path of one machine": re.compile(r"(?<![\w.$~{}-])/(?:home|root|work|Users)/[\w.]"),
@@ -34,12 +24,6 @@ EXECUTING = re.compile(
 )
 # The framework's own index is data: of a stack.toml, in the one key that names it.
 INDEX = re.compile(r'index = "https://[^"]+"')
-# What the template's page says is held against the recipe that is baked.
-PAGES = [path for path in project_files("*.md") if "{{" not in shown(path)]
-BLOCK = re.compile(r"^```(?:console|bash|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# A page bakes a recipe before it runs it.
-MADE = re.compile(r"^cookiecutter .*\bname=([\w-]+)", re.MULTILINE)
-INLINE = re.compile(r"`((?:invoke|nox)\b[^`\n]*)`")
 
 
 def hits(path: Path) -> list[str]:
@@ -83,66 +67,3 @@ def _said(pattern: re.Pattern[str], paths: Iterable[Path]) -> list[str]:
         for path, number, line in lines
         if (found := pattern.search(line))
     ]
-
-
-@pytest.mark.parametrize("path", PAGES, ids=shown)
-def test_commands_exist(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    made = {f"recipes/{name}" for name in MADE.findall(text)}
-    for command in commands_in(text):
-        fault = fault_of(command, made=made)
-        assert fault is None, f"{shown(path)}: `{command}`: {fault}"
-
-
-def test_faults_are_found() -> None:
-    assert fault_of("invoke run recipes/mpt7b-scaling --set a=1 --dry") is None
-    assert fault_of("invoke ran recipes/mpt7b-scaling")
-    assert fault_of("invoke run recipes/mpt7b-scaling --dri")
-    assert fault_of("invoke run recipes/no-such-recipe")
-    assert fault_of("nox -s tests docs") is None
-    assert fault_of("nox -s test")
-
-
-def commands_in(text: str) -> list[str]:
-    """Return the commands of code blocks and of inline code, continued lines joined."""
-    blocks = "\n".join(BLOCK.findall(text)).replace("\\\n", " ")
-    lines = [line.removeprefix("$ ").partition("  #")[0].strip() for line in blocks.splitlines()]
-    parts = [part.strip() for line in lines for part in line.split("&&")]
-    return [part for part in (*parts, *INLINE.findall(text)) if part.split()[:1] in (["invoke"], ["nox"])]
-
-
-def fault_of(command: str, *, made: Container[str] = ()) -> str | None:
-    """Return why `command` would not be understood; words in capitals stand for anything.
-
-    Args:
-        made: files that an earlier command of the page makes.
-    """
-    program, *words = shlex.split(command)
-    if program == "nox":
-        own = words[: words.index("--")] if "--" in words else words
-        named = [word.partition("(")[0] for word in own[own.index("-s") + 1 :]] if "-s" in own else []
-        return next((f"no session {name}" for name in named if name not in sessions()), None)
-    if words[0] not in ("--list", "--help", "COMMAND", *(known_commands() if len(words) == 1 else ())):
-        try:
-            require_known(words[0], known_commands(), "unknown command", place="invoke")
-            refuse_options(known_commands()[words[0]], words[1:])
-        except InputError as error:
-            return str(error)
-    paths = [word for word in words if re.match(r"(recipes|images|templates)/(?![A-Z]+$)", word)]
-    return next(
-        (f"no such file: {word}" for word in paths if word not in made and not list(ROOT.glob(word))), None
-    )
-
-
-@cache
-def known_commands() -> dict[str, ParserContext]:
-    """Return the commands, which prose may name without their arguments."""
-    return {str(one.name): one for one in contexts(Collection.from_module(tasks))}
-
-
-@cache
-def sessions() -> set[str]:
-    """Return the functions of noxfile.py that are sessions."""
-    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return {node.name for node in functions if "nox.session" in ast.unparse(node).partition("def ")[0]}
