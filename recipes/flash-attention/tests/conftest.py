@@ -7,6 +7,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 RECIPE = Path(__file__).parents[1]
 for folder in (RECIPE.parents[1] / "kernels/shared/src", RECIPE / "kernels" / "src", RECIPE):
     sys.path.insert(0, str(folder))
@@ -15,9 +17,16 @@ HAS_TRITON = find_spec("torch") is not None and find_spec("triton") is not None
 HERE = Path(__file__).parent
 # Triton reads it when it is imported: test_attention_interpreted.py starts these in a process of their own.
 INTERPRETED = "TRITON_INTERPRET" in os.environ
+ON_GPU = not INTERPRETED and HAS_TRITON and __import__("torch").cuda.is_available()
 if not HAS_TRITON:
     collect_ignore = [path.name for path in HERE.glob("test_attention_*.py")]
-elif INTERPRETED or __import__("torch").cuda.is_available():
+elif INTERPRETED or ON_GPU:
     collect_ignore = ["test_attention_interpreted.py"]
 else:
     collect_ignore = ["test_attention_numerics.py", "test_attention_api.py"]
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what runs compiled on a GPU, where there is one."""
+    if ON_GPU and item.path.stem in {"test_attention_numerics", "test_attention_api"}:
+        item.add_marker("gpu")

@@ -33,6 +33,12 @@ else:
     collect_ignore = ["test_ssd_numerics.py"]
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what runs compiled on a GPU, where there is one."""
+    if _sees_gpu() and item.path.stem in {"test_ssd_numerics", "test_ssd_api", "test_ssd_layer"}:
+        item.add_marker("gpu")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip, with the reason, what needs a GPU that is not there or takes minutes and was not asked for."""
     here = [item for item in items if item.path.is_relative_to(HERE)]
