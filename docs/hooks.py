@@ -20,12 +20,12 @@ from twinrun.foundation.text import markdown_table, plural
 from twinrun.images.inventory import committed_inventory
 from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project
+from twinrun.report.figures import headline_picture
 from twinrun.report.hardware import ModelChoices, choices, hardware_excerpt, model_page
-from twinrun.report.headline_picture import draw_headline, headline_rows
 from twinrun.report.kernels_page import kernels
 from twinrun.report.page import write_recipe_report
 from twinrun.report.predictions_page import predictions, write_picture
-from twinrun.report.publication_picture import documents, draw_publication, publication_rows
+from twinrun.report.publication import documents, publication_page, publication_rows
 from twinrun.report.summary import selected, software
 from twinrun.report.words import headline, headline_of_all
 from twinrun.results.between import judge_between
@@ -68,7 +68,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     parts: dict[str, Callable[[], str]] = {
         "commands": commands,
         "hardware": lambda: hardware_excerpt(hardware_choices()),
-        "headline": lambda: draw_headline(headline_rows(choices(PROJECT, list(standing())))),
+        "headline": lambda: headline_picture(choices(PROJECT, list(standing()))),
         "kernels": lambda: kernels(of_kernels()),
         "predictions": lambda: predictions(PROJECT, all_committed()),
         "recipes": recipes,
@@ -121,33 +121,20 @@ def result(name: str) -> str:
 
 
 def publication(key: str, title: str) -> str:
-    """Return the page of a publication: its claims in a picture and a table, and its other statements."""
-    records = {name: selected(committed(name)) for name in PROJECT.recipes()}
-    rows = publication_rows(key, PROJECT, records)
-    judged = sum(bool(row.measured) for row in rows)
-    said = (
-        f"{plural(len(rows), 'claim')}, {judged} judged by a record. Values are multiples of the published"
-        " one, and better is to the right. Each record has a disc; elsewhere it shows the restatement."
-    )
-    picture = (
-        f'<figure class="publication">{draw_publication(title, rows)}<figcaption>{said}</figcaption></figure>'
-    )
-    parts = [f"# {title}", picture, "## Claims", markdown_table(("where", "statement", "claim"), claims(key))]
+    """Return the page of a publication: its claims in a picture and tables, and its other statements."""
+    verdicts = {}
+    for name in PROJECT.recipes():
+        shown = [one for one in selected(committed(name)) if one.plan.scale != "smoke"]
+        verdicts[name] = [*(two for one in shown for two in one.verdicts), *judge_between(shown, PROJECT)]
+    rows = publication_rows(key, PROJECT, verdicts)
+    judged = sum(bool(row.verdicts) for row in rows)
+    said = f"{plural(len(rows), 'claim')}, {judged} judged by a record."
+    parts = [f"# {title}", said, "## Claims", publication_page(key, title, rows)]
     if others := [
         (one["where"], one["statement"], one["held by"]) for one in statements() if one["publication"] == key
     ]:
         parts += ["## Other statements", markdown_table(("where", "statement", "held by"), others)]
     return "\n\n".join(parts) + "\n"
-
-
-def claims(key: str) -> Iterator[tuple[str, str, str]]:
-    """Yield place, statement and name of each claim that a publication makes, from the recipes' manifests."""
-    for name, loaded in PROJECT.recipes().items():
-        published = loaded.published
-        for one in (*published.claim, *published.between_records, *published.score_difference):
-            own = loaded.recipe.publication.key == key and one.source.document not in documents(PROJECT)
-            if one.source.document == key or own:
-                yield one.source.where, one.statement, f"`{name}`: `{one.id}`"
 
 
 @cache

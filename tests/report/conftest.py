@@ -6,14 +6,13 @@ from functools import cache
 
 import pytest
 
-from twinrun.report.charts import draw, draw_beside
+from twinrun.report.charts import draw
 
 # A chart cannot change, and the same chart gives the same picture: test_charts.py holds `draw` to it.
-_DRAWN, _BESIDE = cache(draw), cache(draw_beside)
+_DRAWN = cache(draw)
 
 
 @pytest.fixture(autouse=True)
 def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw each chart of a page once, however many pages have it."""
     monkeypatch.setattr("twinrun.report.page.draw", _DRAWN)
-    monkeypatch.setattr("twinrun.report.page.draw_beside", _BESIDE)

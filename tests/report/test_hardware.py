@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from twinrun.report.hardware import (
     HardwareChoice,
     ModelChoices,
     choices,
+    fastest,
     first_sentence,
     mark_of,
     per_device,
@@ -59,9 +61,21 @@ def test_every_model_has_a_table_and_a_picture_of_all_gpus() -> None:
         assert {row[0].text for row in table.rows} == {gpu.name for gpu in PROJECT.gpus.values()}
         priced = {row[0].text for row in table.rows if row[-1].text != "-"}
         assert priced <= {PROJECT.gpus["h200"].name}
-        assert {bar.kind for bar in picture_of(one).bars} <= {"published", "measured", "predicted"}
-    assert "measured here, on" in first_sentence(found())
-    assert PROJECT.gpus["h200"].name in first_sentence(found())
+        assert all(row.marks for row in picture_of(one).rows)
+
+
+def test_the_counts_of_the_first_sentence_add_up() -> None:
+    whole, *parts = map(int, re.findall(r"\d+", first_sentence(found())))
+    assert whole == sum(parts) == len({(one.name, row.gpu.id) for one in found() for row in one.choices})
+
+
+def test_rows_are_in_the_order_of_the_numbers_that_stand_for_them() -> None:
+    for one in found():
+        speeds = [row.best[1] if row.best else 0.0 for row in one.choices]
+        assert speeds == sorted(speeds, reverse=True)
+        assert f"{max(map(per_device, one.choices[0].known), default=speeds[0]):,.0f} tokens/s" in fastest(
+            one
+        )
 
 
 def test_the_page_is_one_file_of_a_model(tmp_path: Path) -> None:

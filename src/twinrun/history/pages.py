@@ -76,7 +76,7 @@ def _write(
         title=heads[0],
         headline=heads[2],
         subtitle=heads[1],
-        pictures=[(draw_lines(chart),) for chart in charts],
+        pictures=[draw_lines(chart) for chart in charts],
         tables=tables,
         notes=notes,
     )

@@ -37,7 +37,7 @@ def comparison_view(comparison: Comparison) -> Group:
         Text(f"points compared: {comparison.pairing}\n"),
         *(View(table) for table in pairs_tables(comparison)),
         *([View(series_table(comparison.series))] if comparison.series else []),
-        View(differences_table(found), below=[one.because for one in found])
+        View(differences_table(found), below=[f"{one.name}: {one.because}" for one in found])
         if found
         else Text("No recorded circumstance differs."),
     )
@@ -223,7 +223,7 @@ def write_parity_page(path: Path, found: Sequence[CurveParity], *, a: Record, b:
             "tone": TONES.get(one.parity.outcome, ""),
             "table": windows_table(one) if one.parity.windows else None,
             "pictures": [
-                (draw(chart),)
+                draw(chart)
                 for chart in parity_charts(
                     one.parity, one.a, one.b, metric=METRIC, label=f"{METRIC}, nats/token"
                 )

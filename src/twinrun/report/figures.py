@@ -10,9 +10,9 @@ from twinrun.foundation.files import write_atomically
 from twinrun.foundation.text import markdown_table
 from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.planning.project import Project
-from twinrun.report.hardware import choices
-from twinrun.report.headline_picture import FILE as PICTURE
-from twinrun.report.headline_picture import draw_headline, headline_rows, standalone
+from twinrun.report.charts import Row, RowChart, draw_rows
+from twinrun.report.hardware import PRECISION, ModelChoices, choices
+from twinrun.report.picture import standalone
 from twinrun.report.summary import SubjectRecords, ranked, spread_over, standing_for
 from twinrun.report.words import claims_in_words
 from twinrun.results.reading import read_record
@@ -20,6 +20,7 @@ from twinrun.results.record import Record, hardware
 from twinrun.workloads.workload import PointRecord
 
 FILE = "README.md"
+PICTURE = Path("docs", "assets", "headline.svg")
 COMMAND = "python -m twinrun.report.figures"
 # Each line of the comment names a row: recipe | hardware | subject | point.
 BLOCK = re.compile(r"(<!-- figures\n(.*?)\n-->\n).*?(<!-- end of figures -->)", re.DOTALL)
@@ -86,7 +87,21 @@ def picture(project: Project) -> str:
     """Return the picture of headline figures, over the records that stand for their subjects."""
     recipes = [name for name, loaded in project.recipes().items() if project.results(loaded)]
     standing = [one.shown for name in recipes for one in _ranked(f"recipes/{name}", project) if one.shown]
-    return standalone(draw_headline(headline_rows(choices(project, standing))))
+    return standalone(headline_picture(choices(project, standing)))
+
+
+def headline_picture(found: Sequence[ModelChoices]) -> str:
+    """Return the shares of the peak of models and GPUs that a claim is about or a record measured, as SVG."""
+    rows = [
+        Row(label=f"{one.name}, {choice.gpu.name.split(' ', 1)[-1]}", marks=marks)
+        for one in found
+        for choice in one.choices
+        if choice.precision == PRECISION and any(rate.mark != "reference" for rate in choice.known)
+        if (marks := choice.marks(100 * one.shape.flops_per_token() / choice.gpu.device_peak_flops))
+    ]
+    title = "Share of the dense 16-bit peak that training reached"
+    label = "share of the dense 16-bit peak, %"
+    return draw_rows(RowChart(name="headline", title=title, x_label=label, rows=tuple(rows))).svg
 
 
 def _metrics(records: Sequence[Record], project: Project) -> list[Metric]:

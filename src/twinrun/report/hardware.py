@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from twinrun.foundation.errors import InputError, require_known
-from twinrun.foundation.text import number, percent
+from twinrun.foundation.text import markdown_table, number, percent
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.predict.calibration import calibration
@@ -19,11 +19,11 @@ from twinrun.predict.parallel_layout import Recomputation, Shards
 from twinrun.predict.prediction import Prediction
 from twinrun.predict.request import LayoutSettings, predict_at
 from twinrun.protocol.models import ModelShape, member, members
-from twinrun.report.charts import draw
+from twinrun.report.charts import Row, RowChart, draw_rows, sign_of
 from twinrun.report.page import page_environment, render_page
 from twinrun.results.record import Record
 from twinrun.workloads import load_workload
-from twinrun.workloads.tables_and_charts import ABSENT, Bar, BarChart, BarKind, Cell, Column, Table, text
+from twinrun.workloads.tables_and_charts import ABSENT, Bar, Cell, Column, Table, text
 from twinrun.workloads.workload import CardRate, PictureContext, RecordView
 
 Mark = Literal["published", "measured", "predicted"]
@@ -37,16 +37,9 @@ WAYS: tuple[tuple[str, Shards, Recomputation], ...] = (
     ("split, products kept", "parameters", "selective"),
     ("split, recomputed", "parameters", True),
 )
-
-
-# A mark for each kind, so that colour never carries it alone: a diamond, a disc, a ring.
-SIGNS: dict[Mark, str] = {"published": "◆", "measured": "●", "predicted": "○"}
-# Each stays with its number.
-MARKS: dict[Mark, str] = {mark: f"{sign}\N{NO-BREAK SPACE}" for mark, sign in SIGNS.items()}
 TITLES = (
     "GPU",
     "precision",
-    "place",
     "published: best recipe",
     "slowest recipe",
     "measured here",
@@ -85,20 +78,32 @@ class HardwareChoice:
         return sorted((one for one in self.known if mark_of(one) == mark), key=lambda one: -per_device(one))
 
     @property
+    def prediction(self) -> tuple[float, float, float] | None:
+        """Tokens a second of a device as predicted, and the ends of the interval; None where nothing fits."""
+        one = self.predicted
+        if one is None or self.way is None or one.interval is None or one.tokens_per_second is None:
+            return None
+        return (one.tokens_per_second, *one.interval)
+
+    @property
     def best(self) -> tuple[Mark, float] | None:
         """The fastest that was published or measured, else the prediction, in tokens a second of a device."""
         if self.known:
             fastest = max(self.known, key=per_device)
             return mark_of(fastest), per_device(fastest)
-        rate = self.predicted.tokens_per_second if self.predicted else None
-        return ("predicted", rate) if rate else None
+        return ("predicted", self.prediction[0]) if self.prediction else None
 
-    @property
-    def reach(self) -> tuple[float, float] | None:
-        """Where its speed surely lies: what somebody reached, else the interval of a prediction."""
-        if self.known and self.best:
-            return self.best[1], self.best[1]
-        return self.predicted.interval if self.predicted and self.way else None
+    def marks(self, scale: float = 1.0) -> tuple[Bar, ...]:
+        """Return the best numbers of each kind times `scale`, as marks of a picture."""
+        found: list[tuple[Mark, float, float, float]] = []
+        for one in (*self.of("published")[:1], *self.of("measured")[:1]):
+            rate = per_device(one)
+            found.append((mark_of(one), rate, rate, rate))
+        found += [("predicted", *self.prediction)] if self.prediction else []
+        return tuple(
+            Bar(kind=mark, value=value * scale, low=low * scale, high=high * scale, label="", detail="")
+            for mark, value, low, high in found
+        )
 
 
 @dataclass(frozen=True)
@@ -108,17 +113,7 @@ class ModelChoices:
     name: str
     shape: ModelShape
     choices: tuple[HardwareChoice, ...]
-    """Sorted by the sure end of their speed, fastest first."""
-
-    def place_of(self, choice: HardwareChoice) -> str:
-        """Return the places that a choice may have: those that overlap have no order."""
-        if choice.reach is None:
-            return ABSENT
-        low, high = choice.reach
-        others = [one.reach for one in self.choices if one.reach and one is not choice]
-        first = 1 + sum(other[0] > high for other in others)
-        last = 1 + len(others) - sum(other[1] < low for other in others)
-        return str(first) if first == last else f"{first} to {last}"
+    """Sorted by the number that stands for each, fastest first."""
 
 
 def choices(project: Project, records: Sequence[Record], *, only: str | None = None) -> list[ModelChoices]:
@@ -153,13 +148,12 @@ def _rates(project: Project, records: Sequence[Record]) -> Iterator[CardRate]:
 def _of_model(
     project: Project, name: str, shape: ModelShape, known: Mapping[tuple[str, str], Sequence[CardRate]]
 ) -> ModelChoices:
-    pairs = dict.fromkeys([*known, *((gpu, PRECISION) for gpu in project.gpus)])
     made = []
-    for gpu, precision in pairs:
+    for gpu, precision in dict.fromkeys([*known, *((gpu, PRECISION) for gpu in project.gpus)]):
         row = project.gpus[gpu]
         way, predicted = _predicted(name, shape, row) if precision == PRECISION else (None, None)
         made.append(HardwareChoice(row, precision, tuple(known.get((gpu, precision), ())), predicted, way))
-    made.sort(key=lambda one: (-(one.reach[0] if one.reach else 0.0), one.gpu.id))
+    made.sort(key=lambda one: (-(one.best[1] if one.best else 0.0), one.gpu.id))
     return ModelChoices(name, shape, tuple(made))
 
 
@@ -186,94 +180,92 @@ def _predicted(name: str, shape: ModelShape, gpu: Gpu) -> tuple[str | None, Pred
     return way, first
 
 
-def headroom(one: Prediction, gpu: Gpu) -> float:
-    """Return the share of a device's memory that its states and gathered blocks leave."""
-    states = one.memory.bytes - one.memory.activations - one.memory.logits
-    return 1 - states / capacity(gpu)
-
-
 def write_hardware_page(path: Path, found: Sequence[ModelChoices], prices: Mapping[str, float]) -> None:
     """Write the page as one HTML file; `prices` are of a device for an hour, by GPU."""
-    first, models = first_sentence(found), _sections(found, prices)
-    render_page(path, "hardware.html.j2", first=first, models=models)
+    render_page(path, "hardware.html.j2", first=first_sentence(found), models=_sections(found, prices))
 
 
 def hardware_excerpt(found: Sequence[ModelChoices]) -> str:
-    """Return the index of models for a page of the docs."""
-    models = [
-        {"name": one.name, "size": one.shape.parameters() / 1e9, "strip": strip_of(one)} for one in found
-    ]
-    return _markdown("hardware_excerpt.html.j2", first=first_sentence(found), models=models)
+    """Return the index of models for a page of the docs: the fastest number of each kind, and its GPU."""
+    rows = []
+    for one in found:
+        cells = [f"[{one.name}](hardware/{one.name}.md)", f"{one.shape.parameters() / 1e9:.3g}B"]
+        for kind in ("published", "measured", "predicted"):
+            marks = [(mark.value, two) for two in one.choices for mark in two.marks() if mark.kind == kind]
+            best = max(marks, key=lambda found: found[0], default=None)
+            named = f"{sign_of(kind)} {best[0]:,.0f}, {_named(best[1])}" if best else ABSENT
+            cells.append(named)
+        rows.append(cells)
+    titles = ("model", "parameters", "fastest published", "measured here", "predicted")
+    note = "Numbers are tokens/s of a device: a card of two dies is two. A model's page has every GPU."
+    return f"**{first_sentence(found)}**\n\n{markdown_table(titles, rows)}\n\n{note}"
+
+
+def _named(choice: HardwareChoice) -> str:
+    return choice.gpu.name if choice.precision == PRECISION else f"{choice.gpu.name} in {choice.precision}"
 
 
 def model_page(one: ModelChoices) -> str:
     """Return the page of one model, in Markdown."""
-    body = _markdown("hardware_model.html.j2", first=fastest(one), models=_sections([one], {}))
+    template = page_environment().get_template("hardware_model.html.j2")
+    written = template.render(first=fastest(one), models=_sections([one], {}))
+    # Markdown ends a block of HTML at an empty line.
+    body = "\n".join(line for line in written.splitlines() if line.strip())
     head = f"---\nhide:\n  - toc\n---\n\n# {one.name}: which hardware to choose"
     return f"{head}\n\n[All models](../hardware.md)\n\n{body}\n"
 
 
-def _markdown(template: str, **values: object) -> str:
-    written = page_environment().get_template(template).render(values)
-    # Markdown ends a block of HTML at an empty line.
-    return "\n".join(line for line in written.splitlines() if line.strip())
-
-
 def fastest(one: ModelChoices) -> str:
-    """Say which GPU surely trains a model fastest, or which have no order."""
-    rivals = [choice for choice in one.choices if one.place_of(choice).split(" ")[0] == "1"]
-    names = [f"{choice.gpu.name} in {choice.precision}" for choice in rivals]
-    if len(names) == 1:
-        return f"The fastest of what is known and predicted is {names[0]}."
-    return f"No order: {', '.join(names[:-1])} and {names[-1]} overlap." if names else "Nothing is known."
+    """Say which GPU is known to train a model fastest, and which of the others is predicted to."""
+    said = []
+    for verb, is_known in (("is known", True), ("of the other GPUs is predicted", False)):
+        rows = [(two.best[1], two) for two in one.choices if two.best and bool(two.known) == is_known]
+        if rows:
+            rate, choice = max(rows, key=lambda found: found[0])
+            said.append(f"The fastest that {verb} is {_named(choice)}, {rate:,.0f} tokens/s of a device.")
+    return " ".join(said).replace("fastest that of", "fastest of") or "Nothing is known."
 
 
-def strip_of(one: ModelChoices) -> dict[str, object]:
-    """Return the small picture of a model: a mark for each GPU, in shares of the fastest."""
-    spots = [(choice.best[0], *choice.reach) for choice in one.choices if choice.best and choice.reach]
-    most = max((high for *_, high in spots), default=1.0)
-    places = [{"mark": mark, "low": 100 * low / most, "high": 100 * high / most} for mark, low, high in spots]
-    return {"spots": places, "said": fastest(one)}
+def first_sentence(found: Sequence[ModelChoices]) -> str:
+    """Say how many pairs of a model and a GPU are known, by whom; the counts add up."""
+    marks: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for one in found:
+        for choice in one.choices:
+            marks[one.name, choice.gpu.id] |= {mark.kind for mark in choice.marks()}
+    kinds = {
+        "are published alone": lambda had: "published" in had and "measured" not in had,
+        "are published and measured here": lambda had: {"published", "measured"} <= had,
+        "are measured here alone": lambda had: "measured" in had and "published" not in had,
+        "are predicted alone": lambda had: had == {"predicted"},
+        "have no number": lambda had: not had,
+    }
+    counts = {name: sum(map(test, marks.values())) for name, test in kinds.items()}
+    *parts, last = [f"{count} {name}" for name, count in counts.items() if count] or ["none"]
+    listed = f"{', '.join(parts)} and {last}" if parts else last
+    return f"Of {len(marks)} pairs of a model and a GPU {listed}."
 
 
 def _sections(found: Sequence[ModelChoices], prices: Mapping[str, float]) -> list[dict[str, object]]:
     return [
-        {"name": one.name, "tables": tables_of(one, prices), "picture": draw(picture_of(one))}
+        {"name": one.name, "tables": [table_of(one, prices)], "picture": draw_rows(picture_of(one))}
         for one in found
     ]
 
 
-def first_sentence(found: Sequence[ModelChoices]) -> str:
-    """Say what is known and what is not."""
-    every = [(one.name, choice) for one in found for choice in one.choices]
-    pairs = {(name, choice.gpu.id) for name, choice in every}
-    published, measured = (
-        {(name, choice.gpu.id) for name, choice in every if choice.of(mark)}
-        for mark in ("published", "measured")
+def picture_of(one: ModelChoices) -> RowChart:
+    """Return a row for each GPU and precision, with a mark for each kind of number."""
+    rows = tuple(
+        Row(label=_named(choice), marks=marks)
+        for choice in one.choices
+        if (marks := choice.marks(1 / THOUSAND))
     )
-    gpus = {choice.gpu.id: choice.gpu.name for _, choice in every}
-    known = {gpu for _, gpu in published | measured}
-    silent = ", ".join(sorted(name for gpu, name in gpus.items() if gpu not in known))
-    here = " and ".join(sorted({gpus[gpu] for _, gpu in measured}))
-    return (
-        f"Of {len(pairs)} pairs of a model and a GPU, {len(published)} were published and {len(measured)}"
-        f" measured here, on {here or 'no GPU'}; the other {len(pairs - published - measured)} are predicted"
-        f" alone, and nobody's number is known of {silent or 'no GPU that is left'}."
+    return RowChart(
+        name=f"hardware-{one.name}",
+        title=f"{one.name}: tokens/s of a device, fastest first",
+        x_label="thousand tokens/s of a device",
+        rows=rows,
+        notes=("Higher is better. Rows are sorted by what is known, else by what is predicted.",),
     )
-
-
-def tables_of(one: ModelChoices, prices: Mapping[str, float]) -> list[Table]:
-    """Return the rows that somebody measured, then those that are predicted alone."""
-    whole = table_of(one, prices)
-    parts = list[Table]()
-    for title, known in ((f"{whole.title}, published or measured", True), ("Predicted alone", False)):
-        pairs = zip(one.choices, whole.rows, strict=True)
-        rows = tuple(row for choice, row in pairs if bool(choice.known) == known)
-        # The notes say what the signs mean, and stand once.
-        notes = () if parts else whole.notes
-        if rows:
-            parts.append(whole.model_copy(update={"title": title, "rows": rows, "notes": notes}))
-    return parts
 
 
 def table_of(one: ModelChoices, prices: Mapping[str, float]) -> Table:
@@ -283,8 +275,6 @@ def table_of(one: ModelChoices, prices: Mapping[str, float]) -> Table:
     notes = (
         "◆ published, ● measured here, ○ predicted: tokens/s of a device; a card of two dies is two.",
         f"Sequences of {one.shape.sequence:,} tokens. Nine of ten numbers lie in a prediction's interval.",
-        "Sorted by the sure end: what somebody reached, else the lower end of the prediction's interval.",
-        "Place: two GPUs whose places overlap have no order.",
         f"Predicted: {DEVICES} devices of a node, {PRECISION}, states split, the largest microbatch.",
         f"MFU: {one.shape.formula} of the best number of the row over the dense 16-bit peak; none in fp8.",
         "Tokens a joule: the best number over what a card draws at most, or over what a record sampled.",
@@ -300,96 +290,62 @@ def table_of(one: ModelChoices, prices: Mapping[str, float]) -> Table:
 
 
 def _row(one: ModelChoices, choice: HardwareChoice, prices: Mapping[str, float]) -> tuple[Cell, ...]:
-    published, best = choice.of("published"), choice.best
-    share = best[1] * one.shape.flops_per_token() / choice.gpu.device_peak_flops if best else None
+    published, best, gpu = choice.of("published"), choice.best, choice.gpu
+    share = best[1] * one.shape.flops_per_token() / gpu.device_peak_flops if best else None
     cells = [
-        text(choice.gpu.name),
+        text(gpu.name),
         text(choice.precision),
-        text(one.place_of(choice)),
         _known(published[:1]),
         _known(published[-1:] if len(published) > 1 else []),
         _known(choice.of("measured")[:1]),
         _predicted_cell(choice),
-        text(f"{_mark(best)}{percent(share)}" if share and choice.precision == PRECISION else ABSENT),
+        _marked(best, percent(share) if share and choice.precision == PRECISION else None),
         _joules(choice),
-        _memory(choice),
+        text(ABSENT) if choice.predicted is None else _memory(choice.predicted, choice),
     ]
     if prices:
-        price = prices.get(choice.gpu.id)
-        cost = price * 1e9 / best[1] / 3600 if price and best else None
-        cells.append(text(f"{_mark(best)}{number(cost)}" if cost else ABSENT))
+        price = prices.get(gpu.id)
+        cells.append(_marked(best, number(price * 1e9 / best[1] / 3600) if price and best else None))
     return tuple(cells)
 
 
-def _mark(best: tuple[Mark, float] | None) -> str:
-    return MARKS[best[0]] if best else ""
+def _marked(best: tuple[Mark, float] | None, said: str | None, detail: str = "") -> Cell:
+    # A mark stays with its number.
+    return text(f"{sign_of(best[0])}\N{NO-BREAK SPACE}{said}", detail) if best and said else text(ABSENT)
 
 
 def _known(found: Sequence[CardRate]) -> Cell:
-    if not found:
-        return text(ABSENT)
-    one = found[0]
-    return text(f"{MARKS[mark_of(one)]}{per_device(one):,.0f}", one.label)
+    return next(
+        (_marked((mark_of(one), 0), f"{per_device(one):,.0f}", one.label) for one in found), text(ABSENT)
+    )
 
 
 def _predicted_cell(choice: HardwareChoice) -> Cell:
     one = choice.predicted
-    if one is None:
-        return text("cannot say", f"rows that were fitted are in {PRECISION}")
-    if choice.way is None:
+    if choice.prediction:
+        rate, low, high = choice.prediction
+        return _marked(("predicted", rate), f"{rate:,.0f}", f"{low:,.0f} to {high:,.0f}")
+    if one is not None and choice.way is None:
         return text("does not fit", f"on {DEVICES} devices")
-    if one.interval is None or one.tokens_per_second is None:
-        return text("cannot say", one.unknown or "")
-    low, high = one.interval
-    return text(f"{MARKS['predicted']}{one.tokens_per_second:,.0f}", f"{low:,.0f} to {high:,.0f}")
+    return text("cannot say", (one.unknown or "") if one else f"rows that were fitted are in {PRECISION}")
 
 
 def _joules(choice: HardwareChoice) -> Cell:
     gpu, best = choice.gpu, choice.best
     for one in choice.of("measured"):
         if one.power:
-            return text(
-                f"{MARKS['measured']}{per_device(one) / one.power:.1f}", f"of {one.power:.0f} W, sampled"
-            )
+            rate = f"{per_device(one) / one.power:.1f}"
+            return _marked(("measured", 0), rate, f"of {one.power:.0f} W, sampled")
     if best is None or gpu.power_w is None:
         return text(ABSENT)
     joules = best[1] * gpu.devices_per_card / gpu.power_w
-    return text(f"{_mark(best)}{joules:.1f}", f"of {gpu.power_w:.0f} W a card")
+    return _marked(best, f"{joules:.1f}", f"of {gpu.power_w:.0f} W a card")
 
 
-def _memory(choice: HardwareChoice) -> Cell:
-    if choice.predicted is None:
-        return text(ABSENT)
-    left = headroom(choice.predicted, choice.gpu)
+def _memory(one: Prediction, choice: HardwareChoice) -> Cell:
+    states = one.memory.bytes - one.memory.activations - one.memory.logits
+    left = 1 - states / capacity(choice.gpu)
     return text(percent(max(0.0, left)), choice.way or f"does not fit on {DEVICES}")
-
-
-def picture_of(one: ModelChoices) -> BarChart:
-    """Return a bar for each number, those of one GPU together."""
-    bars: list[Bar] = []
-    for choice in one.choices:
-        label = f"{choice.gpu.name}, {choice.precision}"
-        for mark in ("published", "measured"):
-            bars += [_bar(label, known) for known in choice.of(mark)[:1]]
-        two = choice.predicted
-        if two and choice.way and two.interval and two.tokens_per_second:
-            low, high = two.interval
-            value, low, high = (rate / THOUSAND for rate in (two.tokens_per_second, low, high))
-            bars.append(Bar(label=label, kind="predicted", value=value, low=low, high=high, detail=""))
-    return BarChart(
-        name=f"hardware-{one.name}",
-        title=f"{one.name}: tokens/s of a device",
-        unit="thousand tokens/s of a device",
-        better="higher",
-        bars=tuple(bars),
-        notes=("A line through a bar is the interval of a prediction.",),
-    )
-
-
-def _bar(label: str, known: CardRate) -> Bar:
-    rate = per_device(known) / THOUSAND
-    kind: BarKind = "measured" if known.mark == "measured" else "published"
-    return Bar(label=label, kind=kind, value=rate, low=rate, high=rate, detail="")
 
 
 def prices_of(words: str, gpus: Mapping[str, Gpu]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.report import summary, words
-from twinrun.report.charts import draw, draw_beside
+from twinrun.report.charts import draw
 from twinrun.report.picture import Picture
 from twinrun.results.finished_run import FinishedRun
 from twinrun.results.record import Record
@@ -71,7 +71,7 @@ def write_recipe_report(
     # Counted from the oldest, so that a page keeps its address when a record is added.
     pages = {id(one): f"{path.stem}/{place}.html" for place, one in enumerate(reversed(newest), 1)}
     shared = {"records": newest, "recipe": recipe.recipe, "metrics": project.metrics, "ranked": ranked}
-    first, *others = _pictures(drawn, between)
+    pictures = _pictures(drawn, between)
     opening = next(filter(summary.judged, standing), standing[0] if standing else None)
     render_page(
         path,
@@ -85,8 +85,8 @@ def write_recipe_report(
         pages=pages,
         hardware_tables=drawn.tables,
         between=between,
-        lead=first,
-        pictures=others,
+        lead=pictures[:1],
+        pictures=pictures[1:],
         ways=ways_to_run(recipe, project),
         links=links or {},
     )
@@ -125,12 +125,12 @@ def _write_list(
         render_page(place, "records.html.j2", **shared, **about)
 
 
-def _pictures(drawn: Overview, between: Sequence[Verdict]) -> list[tuple[Picture, ...]]:
+def _pictures(drawn: Overview, between: Sequence[Verdict]) -> list[Picture]:
     """Return the pictures of a page, first the one that has most to say of what was published."""
     charts = sorted(drawn.charts, key=lambda one: not _has_published(one))
     if between and not any(map(_has_published, charts)):
         charts.insert(0, ratio_chart(between))
-    return [draw_beside(charts[0]), *((draw(one),) for one in charts[1:])] if charts else [()]
+    return [draw(one) for one in charts]
 
 
 def _has_published(chart: Chart) -> bool:
@@ -206,7 +206,7 @@ def _write_run(
     project: Project,
     links: Mapping[str, str],
 ) -> Path:
-    first, *others = _pictures(drawn, ())
+    pictures = _pictures(drawn, ())
     return render_page(
         path,
         "run.html.j2",
@@ -214,8 +214,8 @@ def _write_run(
         recipe=recipe.recipe,
         published=recipe.published,
         gpus=project.gpus,
-        lead=first,
-        pictures=others,
+        lead=pictures[:1],
+        pictures=pictures[1:],
         links=links,
     )
 

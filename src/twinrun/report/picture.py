@@ -1,4 +1,4 @@
-"""Pictures as SVG text in the style of the page around them: colours, marks, axes and what is written out."""
+"""Pictures as SVG text in the style of the page around them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from markupsafe import escape
@@ -18,31 +19,28 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import number, visible
 
-# Attributes of SVG that place something, and numbers of more digits than they need.
-PLACED = re.compile(r'\b(?:d|x|y|points|transform)="[^"]*"')
-LONG = re.compile(r"-?\d+\.\d{2,}(?![\de])")
-# The fonts that Matplotlib names in each text.
-FONTS = ", ".join([*(f"'{name}'" for name in rcParamsDefault["font.sans-serif"][:-1]), "sans-serif"])
 SERIES = 8
-# Inches of a picture of curves.
-HEIGHT = 3.4
+# Inches: as wide as a telephone shows text of the page's size.
+WIDTH, HEIGHT = 5.0, 3.4
 # A logarithmic axis that is shorter than this many times its start has room for three labels a decade.
 LABELLED_THRICE = 300
-# Marks of matplotlib, and the characters that stand for them in text.
-SIGNS = dict(zip("o^svp>h<D*XPdHx+14_", "●▲■▼⬟▶⬢◀◆★✖✚♦⬣✕+⅄≻━", strict=True))
+# Of the SVG: a style sheet that would reach the whole page, names of groups that nothing refers to, and
+# digits beyond a tenth of a pixel in attributes that place something.
+_UNUSED = re.compile(
+    r'<style.*?</style>| id="(?:figure|axes|patch|line2d|text|matplotlib\.axis|[xy]tick)_\d+"', re.DOTALL
+)
+_PLACES = re.compile(r'\b(?:d|x|y|points|transform)="[^"]*"')
+_LONG = re.compile(r"(-?\d+\.\d)\d+(?![\de])")
+# The fonts that Matplotlib names in each text.
+_FONTS = ", ".join([*(f"'{name}'" for name in rcParamsDefault["font.sans-serif"][:-1]), "sans-serif"])
 # Stand-ins that occur nowhere else; in the SVG each becomes the CSS variable it is named after.
+_VARIABLES = ("ink", "grid", "paper", "published", "measured", "predicted", "reference", "baseline", "limit")
 COLOURS = {
-    "ink": "#01f001",
-    "grid": "#01f002",
-    "paper": "#01f003",
-    "published": "#01f004",
-    "reference": "#01f005",
-    "baseline": "#01f006",
-    "limit": "#01f007",
-    **{f"series-{place + 1}": f"#01f01{place}" for place in range(SERIES)},
+    name: f"#01f0{place:02x}"
+    for place, name in enumerate((*_VARIABLES, *(f"series-{place + 1}" for place in range(SERIES))))
 }
 # Any: matplotlib's releases disagree about the type of these names.
-STYLE: Any = {
+_STYLE: Any = {
     "axes.axisbelow": True,
     "axes.edgecolor": COLOURS["grid"],
     "axes.grid": True,
@@ -52,10 +50,7 @@ STYLE: Any = {
     "font.size": 11,
     "grid.color": COLOURS["grid"],
     "grid.linewidth": 0.6,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 6,
     "svg.fonttype": "none",
-    "svg.hashsalt": "twinrun",
     "text.color": COLOURS["ink"],
     # Names come from machines; a dollar sign in one is not the start of a formula.
     "text.parse_math": False,
@@ -81,16 +76,14 @@ class Picture(Frozen):
     title: str
     keys: tuple[Key, ...]
     notes: tuple[str, ...]
-    named: bool = False
-    """Whether names stand at the curves, so that the legend is for their sources alone."""
 
 
 @contextmanager
-def canvas(*, height: float = HEIGHT) -> Iterator[tuple[Figure, Axes]]:
-    """Give a figure in the page's style, wide enough for a telephone, `height` inches high."""
-    with rc_context(STYLE):
-        figure = Figure(figsize=(5, height), layout="constrained")
-        yield figure, figure.add_subplot()
+def canvas(*, height: float = HEIGHT, panels: int = 1) -> Iterator[tuple[Figure, list[Axes]]]:
+    """Give a figure in the page's style, `height` inches high, with panels below each other on one x axis."""
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        yield figure, list(figure.subplots(panels, sharex=True, squeeze=False)[:, 0])
 
 
 def label_logarithmic(axis: Axis) -> None:
@@ -104,31 +97,19 @@ def label_logarithmic(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def lay_out(figure: Figure) -> None:
-    """Place the axes by what is drawn so far, once: what is drawn later moves nothing."""
-    if engine := figure.get_layout_engine():
-        engine.execute(figure)
-        # An engine, also one that does nothing, makes Matplotlib draw twice.
-        figure.set_layout_engine(None)
-
-
 def svg_text(figure: Figure, *, name: str, title: str, description: str) -> str:
-    """Render `figure` for a page; `name` is unique on the page and starts every identifier.
+    """Render `figure` for a page; `name` is unique on the page, and the identifiers come from it.
 
     The same figure gives the same bytes.
     """
-    lay_out(figure)
     stream = io.StringIO()
     without = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(stream, format="svg", transparent=True, metadata=without)
+    with rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure.savefig(stream, format="svg", transparent=True, metadata=without)
     text = stream.getvalue()
-    # Its style sheet would reach the whole page; the page has the same rule for its own pictures.
-    text = re.sub(r"<style.*?</style>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    # Names of groups, which nothing refers to, and of fonts, which the page has, are a half of the rest.
-    text = re.sub(r'<g id="[^"]*">', "<g>", text).replace(FONTS, "sans-serif")
+    text = _UNUSED.sub("", text[text.index("<svg") :]).replace(_FONTS, "sans-serif")
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
-    # A tenth of a pixel is all that a reader sees, and places are most of what a picture weighs.
-    text = PLACED.sub(lambda found: LONG.sub(lambda one: f"{float(one[0]):.1f}", found[0]), text)
+    text = _PLACES.sub(lambda found: _LONG.sub(r"\1", found[0]), text)
     for variable, stand_in in COLOURS.items():
         text = text.replace(stand_in, f"var(--{variable})")
     opening, rest = text.split(">", 1)
@@ -138,3 +119,12 @@ def svg_text(figure: Figure, *, name: str, title: str, description: str) -> str:
         f'<title id="{name}-title">{escape(visible(title))}</title>'
         f'<desc id="{name}-description">{escape(visible(description))}</desc>{rest}'
     )
+
+
+def standalone(svg: str) -> str:
+    """Return a picture that brings the colours of a page with it, light and dark."""
+    palette = Path(__file__).with_name("palette.css").read_text(encoding="utf-8")
+    opening, rest = svg.split(">", 1)
+    paper = '<rect width="100%" height="100%" fill="var(--paper)"/>'
+    style = f"<style>{palette} text {{ font-family: var(--text) !important }}</style>"
+    return f"{opening}>\n{style}\n{paper}{rest}"

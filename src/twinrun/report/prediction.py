@@ -172,8 +172,8 @@ def _speed(one: Prediction) -> Cell:
 
 def _below(one: Prediction) -> str:
     if one.unknown:
-        return f"Cannot say: {one.unknown}."
-    return f"Interval: {'; '.join(one.distances)}." if one.distances else ""
+        return f"{one.machines.nodes} nodes: cannot say, {one.unknown}."
+    return f"{one.machines.nodes} nodes: interval {'; '.join(one.distances)}." if one.distances else ""
 
 
 def _parts(one: Prediction) -> Table:

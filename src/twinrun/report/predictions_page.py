@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, quantiles
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.text import markdown_table, percent
@@ -19,13 +17,13 @@ from twinrun.planning.project import Project
 from twinrun.predict.calibration import calibration
 from twinrun.predict.claims import PredictedClaim, PredictedKernel, predicted_claims
 from twinrun.predict.rows import Residual, residuals
-from twinrun.report.headline_picture import standalone
-from twinrun.report.picture import COLOURS, STYLE, label_logarithmic, svg_text
+from twinrun.report.picture import COLOURS, canvas, label_logarithmic, standalone, svg_text
+from twinrun.report.publication import predicted_of
 from twinrun.results.record import Record, hardware
 
 WORST = 10
-# Inches of a panel: as wide as a phone at the size of the text.
-PANEL = (5.2, 2.1)
+# Inches of the height of a panel.
+PANEL = 2.1
 SIZES = ((1e9, "up to 1B"), (1e10, "1B to 10B"), (1e11, "10B to 100B"))
 
 
@@ -125,7 +123,7 @@ def _claims(project: Project) -> str:
                 f"`{one.recipe}`",
                 claim.statement,
                 _rounded(claim.value),
-                *_predicted(one, project.gpus),
+                *_predicted(one, project),
                 one.unit,
             )
         )
@@ -136,27 +134,23 @@ def _rounded(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _predicted(one: PredictedClaim | PredictedKernel, gpus: Mapping[str, Gpu]) -> tuple[str, str]:
+def _predicted(one: PredictedClaim | PredictedKernel, project: Project) -> tuple[str, str]:
     """Return value and interval, or that the model cannot say and why."""
-    if isinstance(one, PredictedKernel):
-        row = one.time()
-        return _rounded(row.ms), f"{row.low:.3g} to {row.high:.3g}, our kernel; bound by {row.bound}"
-    if unknown := one.unknown(gpus, calibration()):
-        return "cannot say", unknown
-    value, low, high = one.interval(gpus, calibration())
-    return _rounded(value), f"{low:.3g} to {high:.3g}"
+    if found := predicted_of(one.recipe, one.claim, project):
+        value, low, high = found
+        bound = f", our kernel; bound by {one.time().bound}" if isinstance(one, PredictedKernel) else ""
+        return _rounded(value), f"{low:.3g} to {high:.3g}{bound}"
+    return "cannot say", (isinstance(one, PredictedClaim) and one.unknown(project.gpus, calibration())) or ""
 
 
 def write_picture(path: Path, gpus: Mapping[str, Gpu]) -> None:
     """Draw predicted over published times, a panel for each GPU, one below the other for narrow screens."""
     held_out, fitted = (residuals(gpus, calibration(), part=part) for part in ("test", "fit"))
     names = sorted({one.row.gpu for one in (*held_out, *fitted)})
-    with rc_context(STYLE):
-        figure = Figure(figsize=(PANEL[0], PANEL[1] * len(names)), layout="constrained")
-        panels: list[Axes] = list(figure.subplots(len(names), sharex=True, squeeze=False)[:, 0])
+    with canvas(height=PANEL * len(names), panels=len(names)) as (figure, panels):
         for axes, name in zip(panels, names, strict=True):
             _draw(axes, fitted, name, colour="reference", label="fitted", with_reach=False)
-            _draw(axes, held_out, name, colour="series-1", label="held out", with_reach=True)
+            _draw(axes, held_out, name, colour="measured", label="held out", with_reach=True)
             axes.axhline(1, color=COLOURS["ink"], linewidth=1)
             axes.set(xscale="log", ylim=(0.5, 1.6), title=gpus[name].name)
             axes.legend(fontsize=9, frameon=False, loc="upper right")

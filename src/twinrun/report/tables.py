@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table as Grid
@@ -18,9 +18,9 @@ from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_
 
 STYLES: dict[Outcome, str] = {"reproduced": "green", "holds-here": "green"}
 STYLES |= dict.fromkeys(FAILURES, "bold red")
-# Columns between two columns of a table.
-GAP = 2
 VERDICT = Column(title="verdict", numeric=False, whole=True)
+# Columns that a column takes beside its text: its padding and a divider.
+GAP = 2
 
 
 class View:
@@ -29,89 +29,59 @@ class View:
     def __init__(
         self, table: Table, *, below: Sequence[str] = (), styles: Mapping[str, str] | None = None
     ) -> None:
-        """Take a table, a text below each row, and the styles of cells by their text."""
+        """Take a table, texts below it, and the styles of cells by their text."""
         self._table, self._below, self._styles = table, below, styles or {}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the title, the columns that fit beside each other, then the rest, and the notes."""
-        room, table = options.max_width, self._table
-        measured = [_measured(console, options, table, place) for place in range(len(table.columns))]
-        shared = parts([one.minimum for one in measured], room)
+        """Yield the title, the columns that fit beside each other, then the rest, and all texts below."""
+        table, room = self._table, options.max_width
+        sizes = [self._measured(console, options, place) for place in range(len(table.columns))]
         if table.title:
             yield Text(table.title, style="bold")
-        for part in shared:
-            widths = widened([measured[place] for place in part], room)
-            yield from self._part(part, widths, self._below if part == shared[-1] else ())
-        yield from (_indented(note) for note in table.notes)
+        # The first column names the row, so it leads every part.
+        parts: list[list[int]] = [[0]]
+        for place in range(1, len(sizes)):
+            taken = sum(sizes[one].minimum + GAP for one in (*parts[-1], place))
+            if len(parts[-1]) > 1 and taken > room:
+                parts.append([0])
+            parts[-1].append(place)
+        yield from (self._grid(part, sizes, room) for part in parts)
+        said = (*filter(None, self._below), *table.notes)
+        yield from (Padding(Text(one, style="dim"), (0, 0, 0, 2)) for one in said)
         yield Text("")
 
-    def _part(self, part: Sequence[int], widths: Sequence[int], below: Sequence[str]) -> RenderResult:
-        columns = [self._table.columns[place] for place in part]
-        yield _line(columns, widths, [Text(words.heading(one.title), style="bold") for one in columns])
-        yield Text("─" * _total(widths))
-        for row, under in zip_longest(self._table.rows, below):
-            yield _line(columns, widths, [self._shown(row[place]) for place in part])
-            if under:
-                yield _indented(under)
+    def _measured(self, console: Console, options: ConsoleOptions, place: int) -> Measurement:
+        """Return the least and the natural width of a column; a text that stays whole has its own."""
+        column = self._table.columns[place]
+        texts = [Text(words.heading(column.title)), *(self._shown(row[place]) for row in self._table.rows)]
+        sizes = [Measurement.get(console, options, one) for one in texts]
+        natural = max(one.maximum for one in sizes)
+        whole = max((one.maximum for one in sizes[1:]), default=0)
+        least = max(whole if column.numeric or column.whole else 0, *(one.minimum for one in sizes))
+        return Measurement(least, natural)
+
+    def _grid(self, part: Sequence[int], sizes: Sequence[Measurement], room: int) -> Grid:
+        widths = {place: min(sizes[place].minimum, room - GAP) for place in part}
+        # Room goes to the column that lacks most.
+        while sum(widths.values()) + GAP * len(part) <= room:
+            lacking = max(part, key=lambda place: sizes[place].maximum - widths[place])
+            if sizes[lacking].maximum <= widths[lacking]:
+                break
+            widths[lacking] += 1
+        grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+        for place in part:
+            column = self._table.columns[place]
+            title = words.heading(column.title)
+            justify: JustifyMethod = "right" if column.numeric else "left"
+            grid.add_column(title, justify=justify, width=widths[place], overflow="fold")
+        for row in self._table.rows:
+            grid.add_row(*(self._shown(row[place]) for place in part))
+        return grid
 
     def _shown(self, cell: Cell) -> Text:
         # Names that come from a machine must not be read as markup.
         lines = [Text(cell.text, style=self._styles.get(cell.text, "")), Text(cell.detail)]
         return Text("\n").join(line for line in lines if line.plain)
-
-
-def _line(columns: Sequence[Column], widths: Sequence[int], cells: Sequence[Text]) -> Grid:
-    """Return one row of cells, each wrapped in its column."""
-    grid, row = Grid.grid(), list[Text]()
-    for column, width, cell in zip(columns, widths, cells, strict=True):
-        if row:
-            grid.add_column(width=GAP)
-            row.append(Text(""))
-        grid.add_column(justify="right" if column.numeric else "left", width=width, overflow="fold")
-        row.append(cell)
-    grid.add_row(*row)
-    return grid
-
-
-def _indented(text: str) -> Padding:
-    return Padding(Text(text, style="dim"), (0, 0, 0, 2))
-
-
-def _measured(console: Console, options: ConsoleOptions, table: Table, place: int) -> Measurement:
-    """Return the least and the natural width of a column; a text that stays whole has its own."""
-    column = table.columns[place]
-    texts = [Text(text) for row in table.rows for text in (row[place].text, row[place].detail)]
-    sizes = [Measurement.get(console, options, text) for text in texts]
-    head = Measurement.get(console, options, Text(words.heading(column.title)))
-    natural = max([head.maximum, *(one.maximum for one in sizes)])
-    whole = column.numeric or column.whole
-    least = max([head.minimum, *(one.maximum if whole else one.minimum for one in sizes)])
-    return Measurement(least, natural)
-
-
-def parts(least: Sequence[int], room: int) -> list[list[int]]:
-    """Return which columns stand side by side; the first, which names the row, leads every part."""
-    found: list[list[int]] = [[0]]
-    for place in range(1, len(least)):
-        if len(found[-1]) > 1 and _total([least[one] for one in (*found[-1], place)]) > room:
-            found.append([0])
-        found[-1].append(place)
-    return found
-
-
-def widened(columns: Sequence[Measurement], room: int) -> list[int]:
-    """Return widths that use the room, the column that lacks most served first."""
-    widths = [min(one.minimum, room) for one in columns]
-    while _total(widths) < room:
-        lacks = [one.maximum - width for one, width in zip(columns, widths, strict=True)]
-        if max(lacks) <= 0:
-            break
-        widths[lacks.index(max(lacks))] += 1
-    return widths
-
-
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + GAP * (len(widths) - 1)
 
 
 def run_tables(run: FinishedRun) -> Group:
@@ -143,4 +113,4 @@ def verdict_table(verdicts: Sequence[Verdict]) -> View:
     styles = {words.outcome(one): STYLES[one.final] for one in verdicts if one.final in STYLES}
     columns = (VERDICT, *word_columns("claim", "published", "here"))
     table = Table(title="Claims", columns=columns, rows=rows)
-    return View(table, below=[f"Why: {one.why}" for one in ordered], styles=styles)
+    return View(table, below=[f"{one.claim}: {one.why}" for one in ordered], styles=styles)
