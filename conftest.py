@@ -77,20 +77,14 @@ def _root() -> str:
 
 
 READERS = ("mlflow", "mlperf_logging", "rocrate", "rocrate_validator", "tensorboard", "wandb")
+STACK_PACKAGES = frozenset(
+    {"composer", "deepspeed", "lm_eval", "streaming", "torch", "torchao", "transformers"}
+)
+# The folders whose tests start ranks, or run what they do.
+RANKS = ("recipes/", "tests/train/", "tests/parity/")
 # Every other name is that of a program.
 CHECKS: dict[str, Callable[[], str]] = {"docker": _engine, "gpu": _gpu, "mirror": _mirror, "root": _root} | {
-    name: functools.partial(_package, name)
-    for name in (
-        *READERS,
-        "axe_core_python",
-        "composer",
-        "deepspeed",
-        "lm_eval",
-        "streaming",
-        "torch",
-        "torchao",
-        "transformers",
-    )
+    name: functools.partial(_package, name) for name in (*READERS, *STACK_PACKAGES, "axe_core_python")
 }
 
 
@@ -103,6 +97,24 @@ def missing(name: str) -> str:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option of sessions on machines that have everything."""
     parser.addoption("--skip-nothing", action="store_true", help="fail where a test's need is missing")
+    parser.addoption("--part", choices=("host", "ranks"), help="without or with the stack's packages")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose the tests of a part: those of ranks are by folder, or need a package of the stack."""
+    if part := config.getoption("--part"):
+        of_ranks = [_of_ranks(item) for item in items]
+        config.hook.pytest_deselected(
+            items=[item for item, ranks in zip(items, of_ranks, strict=True) if ranks != (part == "ranks")]
+        )
+        items[:] = [item for item, ranks in zip(items, of_ranks, strict=True) if ranks == (part == "ranks")]
+
+
+def _of_ranks(item: pytest.Item) -> bool:
+    needs = {name for marker in item.iter_markers("needs") for name in marker.args}
+    return bool(needs & STACK_PACKAGES) or item.nodeid.startswith(
+        ("recipes/", "tests/train/", "tests/parity/")
+    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

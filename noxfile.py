@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import nox
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv"
-nox.options.sessions = ["lint", "types", "tests", "docs", "smoke(cpu)"]
+nox.options.sessions = ["lint", "types", "tests(host)", "docs", "smoke(cpu)"]
 
 LOCK = "images/stacks/cpu/requirements.lock"
 PYTEST = ("python", "-m", "pytest")
@@ -80,15 +81,37 @@ def types(session: nox.Session) -> None:
     session.run("mypy", "docs/hooks.py")
 
 
-@nox.session(tags=CPU)
-def tests(session: nox.Session) -> None:
-    """Run tests and contracts in the CPU stack as locked; those of a GPU say why they are skipped."""
+@nox.session
+@nox.parametrize("part", [nox.param("host", id="host", tags=CPU), nox.param("ranks", id="ranks", tags=CPU)])
+def tests(session: nox.Session, part: str) -> None:
+    """Run the tests that need no PyTorch (host), or those of ranks and recipes in the CPU stack."""
+    if part == "host":
+        session.install("-e", ".[test,docs]")
+        parts = [["tests"]]
+    else:
+        install_stack(session, "test,reference,docs")
+        # Recipes bring native code and compile graphs: what these break must not show in tests of ours.
+        parts = [["recipes"], ["tests"]]
+    each(session, *([*PYTEST, "-m", "not docker", "--part", part, *one] for one in parts))
+
+
+def install_stack(session: nox.Session, extras: str) -> None:
+    """Install the CPU stack as locked, and this project with its extras."""
     # Gigabytes: silence would look like a hang.
     session.install("--require-hashes", "--no-deps", "-r", LOCK, silent=False)
-    session.install("-e", ".[test,reference,docs]")
-    # Recipes bring native code and compile graphs: what these break must not show in tests of something else.
-    for part in [session.posargs] if session.posargs else [["recipes"], ["tests"]]:
-        session.run(*PYTEST, "-m", "not docker", *part)
+    session.install("-e", f".[{extras}]")
+
+
+def each(session: nox.Session, *commands: Sequence[str]) -> None:
+    """Run every command, whatever became of those before; fail if one failed."""
+    failed = []
+    for command in commands:
+        try:
+            session.run(*command, *session.posargs)
+        except nox.command.CommandFailed:
+            failed.append(" ".join(command))
+    if failed:
+        session.error(f"failed: {'; '.join(failed)}")
 
 
 @nox.session(tags=CPU)
@@ -179,61 +202,44 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session(tags=["engine"])
-def docker(session: nox.Session) -> None:
-    """Run the tests that need a container engine."""
-    session.install("-e", ".[test]")
-    session.run(*ONE_BY_ONE, "-m", "docker", "tests", *session.posargs)
+def engine(session: nox.Session) -> None:
+    """Run the tests of containers, images and a Slurm cluster, which share one engine."""
+    install_stack(session, "test")
+    marks = ("docker", "image and not nightly", "cluster and not nightly")
+    each(session, *([*ONE_BY_ONE, "-m", mark, "tests"] for mark in marks))
 
 
-@nox.session(tags=["engine"])
-def cluster(session: nox.Session) -> None:
-    """Start a Slurm cluster of containers, train on two nodes of it, and break it."""
-    session.install("--require-hashes", "--no-deps", "-r", LOCK, silent=False)
-    session.install("-e", ".[test]")
-    session.run(*ONE_BY_ONE, "-m", "cluster and not nightly", "tests", *session.posargs)
+# By name what takes too long for every change: the extras, the tests, and how they are chosen.
+NIGHTLY = {
+    "builds": ("test", ("-m", "nightly and not cluster", "tests", "recipes")),
+    "trials": ("test,reference", ("-m", "trials", "tests", "recipes")),
+    "faults": ("test", ("-s", "-m", "cluster", "tests/execution/test_faults.py")),
+    "templates": ("test,reference,docs", ()),
+    "mutations": ("test,mutations", ()),
+}
 
 
-@nox.session(tags=["nightly"])
-def faults(session: nox.Session) -> None:
-    """Preempt, kill, halt and cut off the ranks of two nodes of a Slurm cluster, each five times."""
-    session.install("--require-hashes", "--no-deps", "-r", LOCK, silent=False)
-    session.install("-e", ".[test]")
-    session.run(*ONE_BY_ONE, "-s", "-m", "cluster", "tests/execution/test_faults.py", *session.posargs)
+@nox.session
+@nox.parametrize("what", [nox.param(name, id=name, tags=["nightly"]) for name in NIGHTLY])
+def nightly(session: nox.Session, what: str) -> None:
+    """Run the long tests (builds, trials, faults), bake recipes into a clone (templates), plant mutations."""
+    extras, chosen = NIGHTLY[what]
+    install_stack(session, extras)
+    if what == "mutations":
+        session.run("mutmut", "run", *session.posargs)
+        session.run("mutmut", "results")
+    elif what == "templates":
+        baked(session)
+    else:
+        session.run(*ONE_BY_ONE, *chosen, *session.posargs)
 
 
-@nox.session(tags=["nightly"])
-def trials(session: nox.Session) -> None:
-    """Kill ranks and launchers, damage checkpoints and data, fill disks; run AMD's pseudocode of kernels."""
-    session.install("--require-hashes", "--no-deps", "-r", LOCK, silent=False)
-    session.install("-e", ".[test,reference,opinion]")
-    places = ("tests/train", "tests/history", "tests/parity", "tests/tools")
-    session.run(*ONE_BY_ONE, "-m", "trials", *places, *session.posargs)
-
-
-@nox.session(tags=["engine"])
-def images(session: nox.Session) -> None:
-    """Build one image of each kind, and check and run inside it."""
-    session.install("-e", ".[test]")
-    session.run(*ONE_BY_ONE, "-m", "image and not nightly", "tests", *session.posargs)
-
-
-@nox.session(tags=["nightly"])
-def templates(session: nox.Session) -> None:
+def baked(session: nox.Session) -> None:
     """Bake a recipe of each workload into a clone, add a signed record, run all tests and build the pages."""
-    session.install("--require-hashes", "--no-deps", "-r", LOCK, silent=False)
-    session.install("-e", ".[test,reference,docs]")
     clone = Path(session.create_tmp(), "clone")
     session.run("rm", "-rf", str(clone), external=True)
     session.run("git", "clone", "--quiet", ".", str(clone), external=True)
     with session.chdir(clone):
-        session.env["PYTHONPATH"] = str(clone / "src")
+        session.env.update(MKDOCS | {"PYTHONPATH": f"{clone}:{clone / 'src'}"})
         session.run("python", "-m", "tests.contracts.baking")
-        session.run(*PYTEST, "-m", "not docker", *session.posargs)
-        session.run("mkdocs", "build", "--strict", env=MKDOCS)
-
-
-@nox.session(tags=["nightly"])
-def nightly(session: nox.Session) -> None:
-    """Build stacks twice, for other distributions, on a full disk; run AMD's pseudocode of small kernels."""
-    session.install("-e", ".[test,opinion]")
-    session.run(*ONE_BY_ONE, "-m", "nightly and not cluster", "tests", "recipes", *session.posargs)
+        each(session, [*PYTEST, "-m", "not docker"], ["mkdocs", "build", "--strict"])
