@@ -57,5 +57,5 @@ def made(folder: Path, workload: str, recipe: Path, monkeypatch: pytest.MonkeyPa
     root = checkout(folder)
     shutil.copytree(recipe, root / "recipes" / RECIPE)
     script = Script(play=PLAYED[workload])
-    register(script, folder / "engines", monkeypatch)
+    register(script, monkeypatch)
     return FlowSite(root=root, out=folder / "runs", script=script, workload=workload)

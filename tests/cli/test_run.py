@@ -19,7 +19,7 @@ import pytest
 from tests.cli.test_bad_input import RECIPE, copied_project, error_message
 from tests.commands import ROOT, environment
 from twinrun.execution.engine import Workspace
-from twinrun.execution.engines import venv
+from twinrun.execution.engines import load_engine
 from twinrun.execution.installed_files import changed_files
 from twinrun.foundation.cache import COMPLETE, bytecode_folder
 from twinrun.foundation.errors import MachineError
@@ -170,13 +170,13 @@ OPEN = """
 import sys
 from pathlib import Path
 from twinrun.execution.engine import Command, Workspace
-from twinrun.execution.engines.venv import open_engine
+from twinrun.execution.engines import load_engine
 from twinrun.machine.inventory import load_vendors
 from twinrun.manifests.stack import load_stack
 root = Path(sys.argv[1])
 workspace = Workspace(root=root, run=root, data=root)
 stack, vendor = load_stack(root, "tiny"), load_vendors(root)["cpu"]
-engine = open_engine(stack=stack, vendor=vendor, workspace=workspace, say=print)
+engine = load_engine("venv").open_engine(stack=stack, vendor=vendor, workspace=workspace, say=print)
 print(engine.read(Command(arguments=("python", "-c", "import tiny; print(tiny.__file__)"), variables={})))
 """
 
@@ -217,7 +217,9 @@ def open_tiny(root: Path) -> str:
     said: list[str] = []
     workspace = Workspace(root=root, run=root, data=root)
     vendor = load_vendors(root)["cpu"]
-    venv.open_engine(stack=load_stack(root, "tiny"), vendor=vendor, workspace=workspace, say=said.append)
+    load_engine("venv").open_engine(
+        stack=load_stack(root, "tiny"), vendor=vendor, workspace=workspace, say=said.append
+    )
     return "\n".join(said)
 
 

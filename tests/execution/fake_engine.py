@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from twinrun.execution import engines
 from twinrun.execution.engine import Command, NodeCommand, Workspace
-from twinrun.execution.local_engines import Interpreter
+from twinrun.execution.engines import ENGINES
+from twinrun.execution.interpreter import Interpreter
 
 NAME = "fake"
 
@@ -87,8 +86,9 @@ class FakeEngine:
     def read(self, command: Command) -> str:
         if self._script.reading:
             raise self._script.reading
-        installed = {"python": self._script.python, "packages": dict(self._script.packages)}
-        return json.dumps({**installed, "missing": list(self._script.missing)})
+        if "find_spec" in command.arguments[2]:
+            return " ".join(self._script.missing)
+        return json.dumps({"python": self._script.python, "packages": dict(self._script.packages)})
 
 
 class FakeRunning:
@@ -142,39 +142,29 @@ def torchrun_report(rank: int, status: int) -> str:
         """)
 
 
-# The scripts that engines opened by name play, by the key in their module.
-SCRIPTS: dict[str, Script] = {}
+@dataclass(frozen=True)
+class FakeKind:
+    """The row of the engine that plays `script`."""
 
-_MODULE = """
-from tests.execution.fake_engine import SCRIPTS, FakeEngine
+    script: Script
+    RUNS_IMAGES = False
+    ADDS_GROUPS = False
 
-RUNS_IMAGES = False
-ADDS_GROUPS = False
+    def unusable(self, **_of: Any) -> str | None:
+        return None
 
+    def renderer(self, *, workspace: Workspace, **_of: Any) -> FakeEngine:
+        return FakeEngine(self.script, workspace)
 
-def unusable(*, stack, vendor):
-    return None
-
-
-def renderer(*, stack, vendor, workspace):
-    return FakeEngine(SCRIPTS[{key!r}], workspace)
-
-
-def open_engine(*, stack, vendor, workspace, say):
-    if SCRIPTS[{key!r}].opening:
-        raise SCRIPTS[{key!r}].opening
-    return renderer(stack=stack, vendor=vendor, workspace=workspace)
-"""
+    def open_engine(self, *, workspace: Workspace, **_of: Any) -> FakeEngine:
+        if self.script.opening:
+            raise self.script.opening
+        return FakeEngine(self.script, workspace)
 
 
-def register(script: Script, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def register(script: Script, monkeypatch: pytest.MonkeyPatch) -> str:
     """Make `script` an engine that is found as all others are, and return its name; no wait between polls."""
-    key = str(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{NAME}.py").write_text(_MODULE.format(key=key), encoding="utf-8")
-    monkeypatch.setitem(SCRIPTS, key, script)
-    monkeypatch.setattr(engines, "__path__", [key, *engines.__path__])
-    monkeypatch.delitem(sys.modules, f"{engines.__name__}.{NAME}", raising=False)
+    monkeypatch.setitem(ENGINES, NAME, FakeKind(script))
     monkeypatch.setattr("twinrun.execution.ranks.POLL_SECONDS", 0)
     monkeypatch.setattr("twinrun.execution.engine._POLL_SECONDS", 0)
     return NAME

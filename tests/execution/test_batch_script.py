@@ -17,17 +17,17 @@ from pydantic import BaseModel
 
 from tests.execution.placements import SITE, PlacementStandIn
 from tests.goldens import check_golden
-from twinrun.execution import engines, launchers, schedulers
+from twinrun.execution import schedulers
+from twinrun.execution.container_engine import ContainerRenderer
 from twinrun.execution.engine import Renderer, Workspace, log_folder
-from twinrun.execution.engines import singularity
-from twinrun.execution.engines.docker import ContainerRenderer
-from twinrun.execution.engines.pyxis import PyxisRenderer
+from twinrun.execution.engines import ENGINES
+from twinrun.execution.image_file import PyxisRenderer, SifRenderer
+from twinrun.execution.interpreter import Interpreter
+from twinrun.execution.launchers import LAUNCHERS as KNOWN
 from twinrun.execution.launchers import load_launcher
-from twinrun.execution.local_engines import Interpreter
 from twinrun.execution.ranks import Launch, RankCommands
 from twinrun.execution.schedulers import load_scheduler
 from twinrun.execution.schedulers.slurm import parse_job
-from twinrun.execution.sif import SifRenderer
 from twinrun.foundation.discovery import part_names
 from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.manifest import validate
@@ -106,7 +106,7 @@ def script(
         renderer = PyxisRenderer(file=Path("/shared/stack.sqsh"), vendor=vendor, workspace=workspace)
     elif engine == "singularity":
         renderer = SifRenderer(
-            program=singularity.PROGRAM, file=Path("/shared/stack.sif"), vendor=vendor, workspace=workspace
+            program="singularity", file=Path("/shared/stack.sif"), vendor=vendor, workspace=workspace
         )
     commands = RankCommands(
         renderer=renderer,
@@ -156,11 +156,11 @@ def test_the_script_is_the_golden_one(
 
 def test_every_kind_of_part_is_in_the_table() -> None:
     used = {kind: {case[place] for case in CASES} for place, kind in ((1, "launchers"), (2, "engines"))}
-    assert used["launchers"] == set(part_names(launchers))
+    assert used["launchers"] == set(KNOWN)
     # What is not there starts on one machine, or as the others do.
-    assert set(part_names(engines)) - used["engines"] == {"apptainer", "host"}
+    assert set(ENGINES) - used["engines"] == {"apptainer", "host", "podman"}
     given = {SITES[case[0]].site.scheduler for case in CASES}
-    assert set(part_names(schedulers)) - given == {"local", "kubernetes"}
+    assert set(part_names(schedulers)) - given == {"local", "skypilot"}
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -187,7 +187,8 @@ def test_each_node_says_which_image_it_has(
     engine, seen = tmp_path / "docker", tmp_path / "seen"
     answer = "echo sha256:0f1e" if known else "echo no such image >&2; exit 1"
     engine.write_text(
-        f'#!/bin/bash\nif [[ $1 == image ]]; then {answer}; else env > {seen}; echo "$@" >> {seen}; fi\n',
+        f"#!/bin/bash\nif [[ $1 == image ]]; then {answer}\n"
+        f'elif [[ $1 == run ]]; then env > {seen}; echo "$@" >> {seen}; fi\n',
         encoding="utf-8",
     )
     engine.chmod(0o755)

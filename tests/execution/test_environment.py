@@ -16,7 +16,7 @@ from twinrun.execution.environment import (
     revision,
     steering_variables,
 )
-from twinrun.execution.local_engines import Interpreter
+from twinrun.execution.interpreter import Interpreter
 from twinrun.manifests.locks import with_checksums
 from twinrun.manifests.stack import LoadedStack, load_stack, normalise, stamp
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tests.execution.fake_engine import FakeEngine, Play, Script, register, torchrun_report
+from tests.execution.fake_engine import FakeEngine, Play, Script, torchrun_report
 from tests.execution.placements import PlacementStandIn
 from twinrun.execution.engine import Workspace, point_folder
 from twinrun.execution.engines import load_engine
@@ -229,13 +229,3 @@ def test_unknown_parts_are_refused() -> None:
         with pytest.raises(InputError, match="unknown") as caught:
             load(name)
         assert "did you mean" in str(caught.value)
-
-
-def test_the_fake_engine_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    workspace = Workspace(root=tmp_path, run=tmp_path, data=tmp_path)
-    for number in range(2):
-        script = playing()
-        part: Any = load_engine(register(script, tmp_path / str(number), monkeypatch))
-        script.opening = MachineError(f"no engine {number}")
-        with pytest.raises(MachineError, match=f"no engine {number}"):
-            part.open_engine(stack=None, vendor=None, workspace=workspace, say=print)

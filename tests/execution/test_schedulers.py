@@ -10,7 +10,7 @@ import pytest
 from tests.execution.placements import SITE
 from twinrun.execution import schedulers
 from twinrun.execution.engine import NodeCommand, Workspace
-from twinrun.execution.local_engines import Interpreter
+from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.schedulers import Scheduler, load_scheduler, local
 from twinrun.execution.task import Task
 from twinrun.foundation.discovery import part_names
@@ -40,7 +40,7 @@ def task(*commands: NodeCommand) -> Task:
 
 
 def test_every_scheduler_is_whole() -> None:
-    assert part_names(schedulers) == ["gridengine", "kubernetes", "local", "pbs", "slurm"]
+    assert part_names(schedulers) == ["gridengine", "local", "pbs", "skypilot", "slurm"]
     for name in part_names(schedulers):
         site = None if name == "local" else SITE
         assert isinstance(load_scheduler(name, site=site), Scheduler)

@@ -26,11 +26,15 @@ start() {
   cd /shared/project
   export GLOO_SOCKET_IFNAME=ib0
   export NCCL_SOCKET_IFNAME=ib0
+  name=twinrun-"$TWINRUN_PORT"-"$TWINRUN_RANK"
   TWINRUN_IMAGE="$(docker image inspect --format '{{.Id}}' twinrun/stack:a1b2)"
   export TWINRUN_IMAGE
-  groups=()
+  groups=() cgroup=()
+  docker rm --force "$name" > /dev/null 2>&1 || true
   for file in /dev/kfd /dev/dri/renderD*; do [[ ! -e $file ]] || groups+=(--group-add "$(stat --format=%g "$file")"); done
-  exec docker run "${groups[@]}" --rm --init --read-only --cap-drop ALL --security-opt no-new-privileges --user 1234:1234 --shm-size 16g --label dev.twinrun.container=run --tmpfs /tmp:rw,exec,size=8g --network host --env TWINRUN_IMAGE --volume /shared/run:/twinrun/run:rw --volume /shared/data:/twinrun/data:ro --volume /shared/project:/twinrun/project:ro --device /dev/kfd:/dev/kfd:rwm --device /dev/dri:/dev/dri:rwm --device /dev/infiniband:/dev/infiniband:rwm --ulimit memlock=-1:-1 --env PYTHONDONTWRITEBYTECODE=1 --env HOME=/tmp --env USER=twinrun --env PYTHONPATH=/twinrun/project/src --env OMP_NUM_THREADS=16 --env OMP_WAIT_POLICY=PASSIVE --env RANK="$TWINRUN_RANK" --env LOCAL_RANK="$TWINRUN_LOCAL_RANK" --env GROUP_RANK="$TWINRUN_NODE" --env WORLD_SIZE=16 --env LOCAL_WORLD_SIZE=8 --env MASTER_ADDR="$TWINRUN_FIRST_NODE" --env MASTER_PORT="$TWINRUN_PORT" --env TOLD=told --env NCCL_IB_HCA=mlx5 --env NCCL_NET_GDR_LEVEL=PHB --workdir /twinrun/project --entrypoint python3 twinrun/stack:a1b2 /twinrun/project/train.py --job /twinrun/run/points/nodes=2/job.json
+  parent=$(sed -n 's/^[^:]*:\(memory\|\):\(.*\/job_.*\)\/[^/]*$/\2/p' /proc/self/cgroup | tail -n 1)
+  [[ -z $parent || $(docker info --format '{{.CgroupDriver}}') != cgroupfs ]] || cgroup=(--cgroup-parent "$parent")
+  exec docker run --name "$name" "${groups[@]}" "${cgroup[@]}" --rm --interactive --init --read-only --cap-drop ALL --security-opt no-new-privileges --user 1234:1234 --shm-size 16g --label dev.twinrun.container=run --tmpfs /tmp:rw,exec,size=8g --network host --env TWINRUN_IMAGE --volume /shared/run:/twinrun/run:rw --volume /shared/data:/twinrun/data:ro --volume /shared/project:/twinrun/project:ro --device /dev/kfd:/dev/kfd:rwm --device /dev/dri:/dev/dri:rwm --device /dev/infiniband:/dev/infiniband:rwm --ulimit memlock=-1:-1 --env PYTHONDONTWRITEBYTECODE=1 --env HOME=/tmp --env USER=twinrun --env PYTHONPATH=/twinrun/project/src --env OMP_NUM_THREADS=16 --env OMP_WAIT_POLICY=PASSIVE --env RANK="$TWINRUN_RANK" --env LOCAL_RANK="$TWINRUN_LOCAL_RANK" --env GROUP_RANK="$TWINRUN_NODE" --env WORLD_SIZE=16 --env LOCAL_WORLD_SIZE=8 --env MASTER_ADDR="$TWINRUN_FIRST_NODE" --env MASTER_PORT="$TWINRUN_PORT" --env TOLD=told --env NCCL_IB_HCA=mlx5 --env NCCL_NET_GDR_LEVEL=PHB --workdir /twinrun/project --entrypoint /bin/sh twinrun/stack:a1b2 -c 'exec 3<&0 </dev/null; { read -r seconds <&3 && { while read -r _ <&3; do :; done; kill -TERM -1; sleep "$seconds"; kill -KILL -1; }; } 2>/dev/null & exec 3<&-; exec python3 "$@"' twinrun /twinrun/project/train.py --job /twinrun/run/points/nodes=2/job.json <> <(echo 0)
 }
 trap : TERM
 status=0; srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --distribution=block --cpus-per-task=16 --cpu-bind=none --kill-on-bad-exit=1 --input=none bash -euc "$(declare -f start); start" || status=$?

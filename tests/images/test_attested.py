@@ -15,7 +15,7 @@ import pytest
 from tests.indexes import digest_of, serving, small_stack, wheel
 from tests.records import ROOT
 from twinrun.execution.engine import Workspace
-from twinrun.execution.engines import venv
+from twinrun.execution.engines import load_engine
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.images.framework_index import demand_answer
 from twinrun.images.lock import PinFinding, check, refresh
@@ -79,7 +79,7 @@ def install(root: Path) -> Path:
     """Install the environment of the stack's lock and return its packages."""
     stack, vendor = load_stack(root, "small"), load_vendors(ROOT)["cpu"]
     workspace = Workspace(root=root, run=root / "run", data=root / "data")
-    venv.open_engine(stack=stack, vendor=vendor, workspace=workspace, say=lambda text: None)
+    load_engine("venv").open_engine(stack=stack, vendor=vendor, workspace=workspace, say=lambda text: None)
     (found,) = (root / "twinrun").glob("**/site-packages")
     return found
 

@@ -17,7 +17,7 @@ from docker import DockerClient
 from tests.tiny_build import SECONDS, another, answer, build
 from tests.tiny_image import containerd_store, podman
 from tests.tiny_stack import STACK, Checkout
-from twinrun.execution.engines.docker import unusable
+from twinrun.execution.engines import load_engine
 from twinrun.machine import daemon
 from twinrun.manifests.stack import load_stack
 from twinrun.manifests.vendor import load_vendors
@@ -102,7 +102,7 @@ def test_an_image_without_its_tag_is_known_by_its_id(
     stack = load_stack(checkout.root, STACK)
     client.images.get(built["id"]).tag("twinrun-test/tiny", "pulled")
     client.images.remove(built["image"])
-    assert unusable(stack=stack, vendor=load_vendors(checkout.root)["cpu"]) is None
+    assert load_engine("docker").unusable(stack=stack, vendor=load_vendors(checkout.root)["cpu"]) is None
     assert answer(build(checkout, "--json"))["built"] | {"layers": ()} == built | {
         "fresh": False,
         "layers": (),

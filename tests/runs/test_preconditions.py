@@ -11,11 +11,8 @@ import pytest
 
 from tests.cli.test_bad_input import CLOSED, RECIPE, error_message, refused, with_manifests
 from tests.commands import environment, invoke
-from twinrun.execution.imports import packages_of
 from twinrun.machine.memory import kills_for_memory, processor_memory
-from twinrun.planning.project import Project
 from twinrun.runs.preconditions import demand_loopback
-from twinrun.runs.selection import Request, select
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOKE = ("run", RECIPE, "--vendor", "cpu", "--engine", "host", "--scale", "smoke")
@@ -146,32 +143,6 @@ def test_a_layout_that_is_not_saved_is_refused_before_it_is_trained(root: Path, 
     assert "--checkpoint pp2: no checkpoint is made of this layout found: pipeline" in message
     message = refused(root, *line, "--set", "layouts=moe-ep2", *dry)
     assert "--checkpoint moe-ep2: no checkpoint is made of this layout found: experts" in message
-
-
-@pytest.mark.parametrize(
-    ("recipe", "package"),
-    [("ring-allreduce/bench.py", "torch"), ("mamba-kernels/bench.py", "twinrun_mamba")],
-)
-def test_packages_of_a_script_are_those_that_it_imports(recipe: str, package: str) -> None:
-    found = packages_of(ROOT / "recipes" / recipe, (), root=ROOT)
-    assert package in found
-    assert not found & (sys.stdlib_module_names | {"twinrun"} | siblings(ROOT / "recipes" / recipe))
-
-
-def siblings(script: Path) -> set[str]:
-    return {file.stem for file in script.parent.glob("*.py")}
-
-
-@pytest.mark.parametrize(
-    ("settings", "framework"),
-    [((), "composer"), (("trainer=plain",), "streaming"), (("devices=1",), "torch")],
-)
-def test_packages_of_a_training_follow_its_trainer(settings: tuple[str, ...], framework: str) -> None:
-    request = Request(recipe="mpt7b-scaling", vendor="cpu", engine="host", scale="smoke", settings=settings)
-    selection = select(Project(ROOT), request)
-    packages = packages_of(selection.plan.script, selection.description.modules, root=ROOT)
-    assert framework in packages
-    assert ("composer" in packages) == ("trainer=plain" not in settings)
 
 
 def test_the_least_of_machine_and_control_groups_counts(tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ class BatchScheduler(ABC):
     number: str
     remote: tuple[str, ...] = ()
     again = ""
+    leaves_status = False
+    """Whether a job has ended when its script has left a status, whatever the scheduler says."""
     cancel_words: tuple[str, ...] = ("qdel",)
     own: tuple[str, ...] = ()
     """Options that other keys of a site stand for."""
@@ -131,7 +133,7 @@ class BatchScheduler(ABC):
         """Return the state of a job, None where the scheduler does not know it; raises RunError."""
         return next((job for job in self.all_jobs() if job.id == number), None)
 
-    def host_names(self, nodes: str) -> tuple[str, ...]:  # noqa: ARG002
+    def host_names(self, nodes: str) -> tuple[str, ...]:
         """Return host names of a job written out; empty where its script alone knows them."""
         return ()
 
@@ -143,7 +145,7 @@ class BatchScheduler(ABC):
         """Let the scheduler judge a job without queueing it; None where it cannot. Raises RunError."""
         return None
 
-    def setting(self, name: str) -> str:  # noqa: ARG002
+    def setting(self, name: str) -> str:
         """Return a setting of the scheduler, empty where it has none of the name."""
         return ""
 
@@ -151,7 +153,7 @@ class BatchScheduler(ABC):
         """Return in words which nodes are out of service."""
         return ""
 
-    def each_node(self, task: Task, logs: str) -> tuple[str, ...]:  # noqa: ARG002
+    def each_node(self, task: Task, logs: str) -> tuple[str, ...]:
         """Return the words that start a command once on every node; empty with `remote`."""
         return ()
 
@@ -250,7 +252,7 @@ class BatchScheduler(ABC):
         """Return the variable of the script that has a port of the job's own."""
         return f"${shell.PORT}"
 
-    def node_names(self, nodes: int) -> tuple[str, ...]:  # noqa: ARG002
+    def node_names(self, nodes: int) -> tuple[str, ...]:
         """Return one variable: all nodes start the same command."""
         return (f"${shell.NODE}",)
 
@@ -279,7 +281,7 @@ class BatchScheduler(ABC):
         """Return the script of `task`; pure."""
         return JobScript(task=task, site=self.site, run=run, logs=logs, dialect=self).text()
 
-    def submit(self, task: Task, *, run: Path, logs: Path, start: Start) -> BatchJob:  # noqa: ARG002
+    def submit(self, task: Task, *, run: Path, logs: Path, start: Start) -> BatchJob:
         """Write the script of `task` to its logs and hand it to the scheduler.
 
         Raises:
@@ -355,7 +357,8 @@ class BatchJob:
             return None
         self._asked = now
         try:
-            state = scheduler.state(self.handle)
+            written = scheduler.leaves_status and (self._logs / STATUS_FILE).is_file()
+            state = None if written else scheduler.state(self.handle)
             if state and not self._nodes:
                 with contextlib.suppress(RunError):
                     self._nodes = scheduler.host_names(state.nodes)

@@ -1,23 +1,60 @@
-"""One container as data, and its two spellings: the command line and the arguments of the SDK."""
+"""A container without privileges as data, and how Docker's and Podman's command line spell it.
+
+A container ends with who started it. Its first process runs beside a reader of standard input, which whoever
+starts it holds open: once a line has come, the end of the input ends all processes. So nothing outlives a
+client that was killed, whether a scheduler did it or the machine ran out of memory.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.machine.daemon import OWNER, owner
 from twinrun.protocol.allocation import IMAGE_VARIABLE
 
 # Ranks exchange batches and gradients through shared memory; the default of 64 MB ends in a bus error.
 SHARED_MEMORY = "16g"
 # Compiled kernels are loaded from there.
 TEMPORARY_FOLDER, TEMPORARY_SIZE = "/tmp", "8g"  # noqa: S108
-_TEMPORARY = {TEMPORARY_FOLDER: f"rw,exec,size={TEMPORARY_SIZE}"}
 WORKING_FOLDER = "/twinrun/project"
 # Every container of ours carries this label, which tells it from others on the machine.
 LABEL = "dev.twinrun.container"
+# The line that comes first says for how many seconds processes that are told to end are waited for.
+GUARD = (
+    "exec 3<&0 </dev/null; { read -r seconds <&3 && { while read -r _ <&3; do :; done; "
+    'kill -TERM -1; sleep "$seconds"; kill -KILL -1; }; } 2>/dev/null & exec 3<&-; exec python3 "$@"'
+)
+
+
+class Program(NamedTuple):
+    """A program that runs containers, with what is its own."""
+
+    name: str
+    cgroup_if: tuple[str, str]
+    """What its `info` says, by a template, where a container can be put into the group of its job."""
+    cgroup: str
+    """Words that do it; `$parent` is the job's group."""
+    rootless: str
+    """Template of `info` whose answer has the word `rootless` or `true` where root inside is the caller."""
+    gpus: bool
+    """Whether `--gpus` asks for a driver's devices; else each has a name (container device interface)."""
+
+
+DOCKER = Program(
+    name="docker",
+    cgroup_if=("{{.CgroupDriver}}", "cgroupfs"),
+    cgroup='--cgroup-parent "$parent"',
+    rootless="{{json .SecurityOptions}}",
+    gpus=True,
+)
+PODMAN = Program(
+    name="podman",
+    cgroup_if=("{{.Host.OCIRuntime.Name}}", "crun"),
+    cgroup="--cgroups=disabled",
+    rootless="{{.Host.Security.Rootless}}",
+    gpus=False,
+)
 
 
 class Mount(Frozen):
@@ -29,8 +66,9 @@ class Mount(Frozen):
 
 
 class Container(Frozen):
-    """A container without privileges that runs one command under the image's interpreter."""
+    """A container that runs one command under the image's interpreter."""
 
+    program: str = "docker"
     image: str
     arguments: tuple[str, ...]
     """After the interpreter."""
@@ -46,27 +84,40 @@ class Container(Frozen):
     """Patterns of files whose groups a script on the node adds: it alone knows their numbers."""
     locks_memory: bool = False
     """Whether it may lock memory without limit, as adapters with direct access to memory need."""
-    driver: str | None = None
-    """Device driver of the daemon, asked for all devices."""
-    capabilities: tuple[str, ...] = ()
-    """What the driver is asked for."""
-    resource: str | None = None
-    """Under which name Kubernetes counts the devices."""
+    accelerators: tuple[str, ...] = ()
+    """Words that ask for a driver's devices."""
     passed: tuple[str, ...] = ()
     """Variables that it is given as the caller has them; their values, which may be secret, stand nowhere."""
 
     def run_arguments(self) -> tuple[str, ...]:
-        """Return the `docker run` of this container."""
-        return ("docker", "run", "--rm", *self._options(), self.image, *self.arguments)
+        """Return the `run` of this container."""
+        guard = ("-c", GUARD, "twinrun")
+        return (self.program, "run", "--rm", *self._options(), self.image, *guard, *self.arguments)
 
-    def inspect_arguments(self) -> tuple[str, ...]:
-        """Return the command that prints which image a node has under the name."""
-        return ("docker", "image", "inspect", "--format", "{{.Id}}", self.image)
+    def node_lines(self) -> Iterator[str]:
+        """Yield lines of a node's script that set the image's ID and the words `groups` and `cgroup`.
+
+        A container of the name that `$name` has, which nothing else on the node bears, is removed.
+        """
+        yield f"{IMAGE_VARIABLE}=\"$({self.program} image inspect --format '{{{{.Id}}}}' {self.image})\""
+        yield f"export {IMAGE_VARIABLE}"
+        yield "groups=() cgroup=()"
+        yield f'{self.program} rm --force "$name" > /dev/null 2>&1 || true'
+        if self.groups_of:
+            # Their numbers are those of this node, which need not be those of another.
+            add = 'groups+=(--group-add "$(stat --format=%g "$file")")'
+            yield f"for file in {' '.join(self.groups_of)}; do [[ ! -e $file ]] || {add}; done"
+        # The group of Slurm's step, in either version of the kernel's interface, without the task's own part.
+        job = r"s/^[^:]*:\(memory\|\):\(.*\/job_.*\)\/[^/]*$/\2/p"
+        (template, fits), words = PROGRAMS[self.program].cgroup_if, PROGRAMS[self.program].cgroup
+        asked = f"$({self.program} info --format '{template}')"
+        yield f"parent=$(sed -n '{job}' /proc/self/cgroup | tail -n 1)"
+        yield f"[[ -z $parent || {asked} != {fits} ]] || cgroup=({words})"
 
     def _options(self) -> Iterator[str]:
-        yield from ("--init", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
-        yield from ("--user", self.user, "--shm-size", SHARED_MEMORY, "--label", f"{LABEL}=run")
-        yield from _flags("--tmpfs", _TEMPORARY, between=":")
+        yield from ("--interactive", "--init", "--read-only", "--cap-drop", "ALL")
+        yield from ("--security-opt", "no-new-privileges", "--user", self.user, "--shm-size", SHARED_MEMORY)
+        yield from ("--label", f"{LABEL}=run", "--tmpfs", f"{TEMPORARY_FOLDER}:rw,exec,size={TEMPORARY_SIZE}")
         if self.host:
             yield from ("--network", "none", "--hostname", self.host, "--add-host", f"{self.host}:127.0.0.1")
         else:
@@ -80,63 +131,12 @@ class Container(Frozen):
             yield from ("--ulimit", "memlock=-1:-1")
         for group in self.groups:
             yield from ("--group-add", str(group))
-        if self.driver:
-            # The command line is split at commas, and a list inside it is quoted.
-            yield from ("--gpus", f'driver={self.driver},count=all,"capabilities={self._asked()}"')
-        yield from _flags("--env", self.variables, between="=")
+        yield from self.accelerators
+        for name, value in self.variables.items():
+            yield from ("--env", f"{name}={value}")
         for name in self.passed:
             yield from ("--env", name)
-        yield from ("--workdir", WORKING_FOLDER, "--entrypoint", "python3")
-
-    def _asked(self) -> str:
-        # The command line adds `gpu` by itself.
-        return ",".join(name for name in self.capabilities if name != "gpu")
-
-    def sdk_arguments(self) -> dict[str, Any]:
-        """Return what the SDK creates this container with."""
-        return {
-            "image": self.image,
-            "entrypoint": ["python3"],
-            "command": list(self.arguments),
-            "environment": self.variables
-            | {name: os.environ[name] for name in self.passed if name in os.environ},
-            "working_dir": WORKING_FOLDER,
-            "user": self.user,
-            "volumes": {mount.host: {"bind": mount.inside, "mode": mount.mode} for mount in self.mounts},
-            "read_only": True,
-            "tmpfs": _TEMPORARY,
-            "shm_size": SHARED_MEMORY,
-            "cap_drop": ["ALL"],
-            "security_opt": ["no-new-privileges"],
-            "init": True,
-            "labels": {LABEL: "run", OWNER: owner()},
-            **self._network(),
-            **self._devices(),
-        }
-
-    def _network(self) -> dict[str, Any]:
-        """Return the arguments of the network.
-
-        Ranks meet under the host's name, which without a network only the container itself resolves.
-        """
-        if self.host is None:
-            return {"network_mode": "host"}
-        return {"network_mode": "none", "hostname": self.host, "extra_hosts": {self.host: "127.0.0.1"}}
-
-    def _devices(self) -> dict[str, Any]:
-        from docker.types import DeviceRequest  # noqa: PLC0415 - the SDK is slow to import
-
-        found: dict[str, Any] = {}
-        if self.devices:
-            found["devices"] = [f"{path}:{path}:rwm" for path in self.devices]
-        if self.groups:
-            found["group_add"] = list(self.groups)
-        if self.driver:
-            request = DeviceRequest(driver=self.driver, count=-1, capabilities=[list(self.capabilities)])
-            found["device_requests"] = [request]
-        return found
+        yield from ("--workdir", WORKING_FOLDER, "--entrypoint", "/bin/sh")
 
 
-def _flags(name: str, values: Mapping[str, str], *, between: str) -> Iterator[str]:
-    for key, value in values.items():
-        yield from (name, f"{key}{between}{value}")
+PROGRAMS = {one.name: one for one in (DOCKER, PODMAN)}

@@ -90,8 +90,6 @@ class NodeCommand(Frozen):
     """Added to the environment."""
     folder: Path
     """Working directory."""
-    writer: tuple[int, int] | None = None
-    """User and group that the run folder is handed to while it runs, if they are not the caller's."""
     container: Container | None = None
     """The same as data, of an engine that makes a container for each command."""
     srun_options: tuple[str, ...] = ()
@@ -141,12 +139,15 @@ class Engine(Renderer, Protocol):
 
 
 class EngineModule(Protocol):
-    """What each module of `engines` offers."""
+    """What each row of `engines` offers."""
 
-    RUNS_IMAGES: bool
-    """Whether the stack is an image, with its kernels inside."""
-    ADDS_GROUPS: bool
-    """Whether ranks get the groups of the device files, also where the user who starts them has not."""
+    @property
+    def RUNS_IMAGES(self) -> bool:  # noqa: N802
+        """Whether the stack is an image, with its kernels inside."""
+
+    @property
+    def ADDS_GROUPS(self) -> bool:  # noqa: N802
+        """Whether ranks get the groups of the device files, also where the user who starts them has not."""
 
     def unusable(self, *, stack: LoadedStack, vendor: Vendor) -> str | None:
         """Return why the stack cannot be provisioned here, as far as a glance tells, or None."""

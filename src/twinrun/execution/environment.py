@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from twinrun.execution.engine import PYTHON, Command, Engine
+from twinrun.foundation.errors import MachineError
 from twinrun.foundation.files import sha256_of_bytes, sha256_of_file
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import without_credentials
@@ -26,6 +27,16 @@ print(json.dumps({"python": platform.python_version(), "packages": packages}))
 _VARIABLES = Path(__file__).with_name("variables.txt")
 
 
+# The packages that files import at their beginning, and PyTorch, whose ranks every launcher starts.
+_ABSENT = """
+import importlib.util, pathlib, re, sys
+files = [pathlib.Path(name) for name in sys.argv[1:]]
+sys.path[:0] = [str(file.parent) for file in files]
+found = {name for file in files for name in re.findall(r"^(?:import|from) (\\w+)", file.read_text(), re.M)}
+print(*sorted(name for name in found | {"torch"} if importlib.util.find_spec(name) is None))
+"""
+
+
 class PythonEnvironment(Frozen):
     """An interpreter and what is installed for it."""
 
@@ -39,6 +50,22 @@ def inspect(engine: Engine) -> PythonEnvironment:
     facts = json.loads(text)
     packages = {normalise(name): version for name, version in facts["packages"].items() if name}
     return PythonEnvironment(python=facts["python"], packages=packages)
+
+
+def demand_packages(engine: Engine, files: Iterable[Path], *, name: str) -> None:
+    """Raise MachineError where the interpreter of the ranks lacks a package that one of `files` imports.
+
+    Args:
+        name: of the engine, for the message.
+    """
+    text = engine.read(Command(arguments=(PYTHON, "-c", _ABSENT, *map(str, files)), variables={}))
+    if text.split():
+        raise MachineError(
+            "the interpreter of the ranks lacks packages that they import",
+            place=f"--engine {name}",
+            found=f"no {', no '.join(text.split())}",
+            hint="use --engine venv, which installs the lock of the stack, or install them there",
+        )
 
 
 def lock_differences(installed: PythonEnvironment, stack: LoadedStack, root: Path) -> dict[str, str]:

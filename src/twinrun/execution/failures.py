@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -19,6 +22,10 @@ from twinrun.protocol.pulse import FOLDER, RankState
 _HALTED = ("T", "t")
 # A disk with less room takes no line of a log.
 _ROOM = 1 << 16
+# A rank writes its pulse every second or, of very many, every 16: one that is older is not written any more.
+_STALE_SECONDS, _FRESH_SECONDS, _LOOK_SECONDS = 45.0, 20.0, 2.0
+# How srun names the command of a node that ended badly.
+_AGENT = re.compile(r"^srun: error: (\S+): task \d+: (.+)$", re.MULTILINE)
 CulpritReader = Callable[[Sequence[str]], Culprit | None]
 
 
@@ -48,10 +55,13 @@ def failure_of(
     texts = [end_of(log) for log in logs]
     failed = culprit(texts)
     if failed is None:
+        agents = [f"the agent of {host}: {end}" for text in texts for host, end in _AGENT.findall(text)]
+        cut = [described(one) for one in states if one.end != "done"][:1]
+        known = "; ".join([*agents[:1], *cut])
         return RunError(
             f"the ranks could not be started or ended with {_described_end(status, kills)}",
             place=point,
-            found=last_lines("\n".join(texts)) or empty(folder),
+            found=known + (last_lines("\n".join(texts)) or empty(folder)),
             hint=f"the whole log is {', '.join(map(str, logs)) or 'empty'}",
         )
     if failed.status == OUT_OF_MEMORY:
@@ -65,6 +75,54 @@ def failure_of(
         found=where + (last_lines(end_of(log)) or empty(folder)),
         hint=f"the whole log is {log}; {_remedy(failed.status, kills)}--resume goes on",
     )
+
+
+class Pulses:
+    """When the ranks of a point last wrote their pulse, by the clock of this machine."""
+
+    def __init__(self, folder: Path, *, point: str, here: bool) -> None:
+        """Take the folder of a point; `here`: its ranks are processes of this machine."""
+        self._folder, self._point, self._here = folder, point, here
+        self._seen: dict[Path, tuple[int, float]] = {}
+        self._looked = 0.0
+
+    def demand_fresh(self) -> None:
+        """Raise RunError with host and rank where one was stopped, or its machine says nothing any more.
+
+        Of another machine that is told only while others write: a file system that hangs is no rank's fault.
+        """
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        for file in (self._folder / FOLDER).glob("*.json"):
+            with contextlib.suppress(FileNotFoundError):
+                written = file.stat().st_mtime_ns
+                if self._seen.get(file, (0, 0.0))[0] != written:
+                    self._seen[file] = written, now
+        ages = {file: now - at for file, (_, at) in self._seen.items()}
+        if not (self._here or any(age < _FRESH_SECONDS for age in ages.values())):
+            return
+        for file, age in ages.items():
+            with contextlib.suppress(FileNotFoundError):
+                if age < _STALE_SECONDS or (state := load_json(file, RankState)).end or self._works(state):
+                    continue
+                why = "its process was stopped" if self._here else "it was stopped, or its machine is gone"
+                raise RunError(
+                    f"rank {state.rank} on {state.host} has said nothing for {age:.0f} s",
+                    place=self._point,
+                    found=f"{described(state)}; {why}",
+                    hint="after mending the cause, --resume goes on",
+                )
+
+    def _works(self, state: RankState) -> bool:
+        """Say whether the process of a rank is seen here and was not stopped: it may hold its interpreter."""
+        with contextlib.suppress(OSError):
+            process = Path(f"/proc/{state.pid}")
+            if self._here and b"--job" in (process / "cmdline").read_bytes().split(b"\0"):
+                status = (process / "stat").read_text(encoding="utf-8", errors="replace")
+                return not status.rpartition(")")[2].split()[0].startswith(_HALTED)
+        return False
 
 
 def empty(folder: Path) -> str:

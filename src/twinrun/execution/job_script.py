@@ -12,7 +12,6 @@ from twinrun.execution import shell
 from twinrun.execution.engine import stop_file
 from twinrun.execution.task import Task
 from twinrun.manifests.cluster import LoadedSite
-from twinrun.protocol.allocation import IMAGE_VARIABLE
 
 SCRIPT, STATUS_FILE, LOG = "job.sh", "status", "launcher.log"
 # Exit status of a job whose set-up line failed, and of `set_up` in its script.
@@ -67,12 +66,12 @@ class JobScript:
         yield from (f"{self.dialect.prefix} {option}" for option in self.dialect.options(self.task))
         yield "set -euo pipefail"
         if self.run != "$RUN":
-            yield f"RUN={self._word(self.run, names=())}"
+            yield f"RUN={self.word(self.run, names=())}"
         stale = [f"{self.logs}/{STATUS_FILE}"]
         if self.site.site.requeue:
             stale.append(str(stop_file(Path(self.run), self.task.point)))
-        yield f"rm --force {' '.join(map(self._word, stale))}"
-        yield f'leave() {{ echo "$1" > {self._word(f"{self.logs}/{STATUS_FILE}")}; exit "$1"; }}'
+        yield f"rm --force {' '.join(map(self.word, stale))}"
+        yield f'leave() {{ echo "$1" > {self.word(f"{self.logs}/{STATUS_FILE}")}; exit "$1"; }}'
         yield f"{shell.FIRST_NODE}=$({self.dialect.hosts} | sed -n 1p)"
         yield f"{shell.PORT}=$(({_FIRST_PORT} + {self.dialect.number} % {_PORTS}))"
         yield f"export RUN {shell.FIRST_NODE} {shell.PORT}"
@@ -87,7 +86,7 @@ class JobScript:
         yield from before
         yield f"status=0; {start} || status=$?"
         if self.site.site.requeue and self.dialect.again:
-            yield f"if [[ -e {self._word(stale[-1])} ]]; then {self.dialect.again}; fi"
+            yield f"if [[ -e {self.word(stale[-1])} ]]; then {self.dialect.again}; fi"
         yield 'leave "$status"'
 
     def set_up(self) -> Iterator[str]:
@@ -98,7 +97,7 @@ class JobScript:
             failed = f'{{ echo "twinrun: this set-up line failed: $1" >&2; leave {SET_UP_FAILED}; }}'
             # Modules of many sites read variables that are not set.
             yield f'set_up() {{ set +eu; eval "$1" || {failed}; set -eu; }}'
-        yield from (f"set_up {self._word(line, names=())}" for line in lines)
+        yield from (f"set_up {self.word(line, names=())}" for line in lines)
 
     def body(self) -> Iterator[str]:
         """Yield what runs once on every node, or once for every rank."""
@@ -110,26 +109,23 @@ class JobScript:
             yield f'export {shell.RANK}="${rank}" {shell.LOCAL_RANK}="${local_rank}"'
             yield f'export {shell.NODE}="$(({shell.RANK} / {task.ranks_per_node}))"'
             inside = f"/node-${shell.NODE}" if task.nodes > 1 else ""
-            folder = self._word(f"{self.logs}{inside}/${shell.LOCAL_RANK}")
+            folder = self.word(f"{self.logs}{inside}/${shell.LOCAL_RANK}")
             yield f"mkdir -p {folder}"
             yield f"exec > {folder}/stdout.log 2> {folder}/stderr.log"
-        yield f"cd {self._word(str(command.folder))}"
+        yield f"cd {self.word(str(command.folder))}"
         interfaces = ",".join(self.site.site.interfaces)
         chosen = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interfaces) if interfaces else {}
         yield from self._exports({**(chosen if task.nodes > 1 else {}), **command.variables})
-        words = [self._word(one) for one in command.arguments]
+        words = [self.word(one) for one in command.arguments]
+        held = ""
         if command.container:
-            inspect = " ".join(self._word(one) for one in command.container.inspect_arguments())
-            yield f'{IMAGE_VARIABLE}="$({inspect})"'
-            yield f"export {IMAGE_VARIABLE}"
-            if command.container.groups_of:
-                # Their numbers are those of this node, which need not be those of another.
-                files = " ".join(command.container.groups_of)
-                number = '"$(stat --format=%g "$file")"'
-                yield "groups=()"
-                yield f"for file in {files}; do [[ ! -e $file ]] || groups+=(--group-add {number}); done"
-                words[2:2] = ['"${groups[@]}"']
-        yield f"exec {' '.join(words)}"
+            place = shell.NODE if task.identity is None else shell.RANK
+            yield f'name=twinrun-"${shell.PORT}"-"${place}"'
+            yield from command.container.node_lines()
+            words[2:2] = ['--name "$name"', '"${groups[@]}"', '"${cgroup[@]}"']
+            # Its own input, which nobody else holds: where this process ends, the container does.
+            held = " <> <(echo 0)"
+        yield f"exec {' '.join(words)}{held}"
 
     def _begin(self) -> list[str]:
         """Return the lines that start it everywhere; the last one waits for the end."""
@@ -137,29 +133,29 @@ class JobScript:
         lines = []
         starter = task.starter or self.dialect.each_node(task, self.logs)
         if f"${HOSTS}" in starter or not starter:
-            lines.append(f"{HOSTS}={self._word(f'{self.logs}/hosts')}")
+            lines.append(f"{HOSTS}={self.word(f'{self.logs}/hosts')}")
             slots = f" | sed 's/$/ slots={task.ranks_per_node}/'" if starter else ""
             lines.append(f'{self.dialect.hosts}{slots} > "${HOSTS}"')
         lines += self._exports(command.srun_variables)
         if not starter:
             return [*lines, *self._loop()]
-        words = " ".join(self._word(one) for one in (*starter, *command.srun_options))
+        words = " ".join(self.word(one) for one in (*starter, *command.srun_options))
         return [*lines, f'{words} bash -euc "$(declare -f start); start"']
 
     def _loop(self) -> Iterator[str]:
         """Yield what starts the nodes' commands one by one, and ends all when one fails."""
-        file = self._word(f"{self.logs}/start.sh")
-        output = f"{self._word(self.logs)}/launcher-$node.log"
+        file = self.word(f"{self.logs}/start.sh")
+        output = f"{self.word(self.logs)}/launcher-$node.log"
         yield "{"
         yield f'  declare -p RUN {shell.FIRST_NODE} {shell.PORT} | sed "s/^declare -x/export/"'
         yield "  echo 'leave() { exit \"$1\"; }'"
-        yield from (f"  printf '%s\\n' {self._word(line, names=())}" for line in self.set_up())
+        yield from (f"  printf '%s\\n' {self.word(line, names=())}" for line in self.set_up())
         yield "  declare -f start; echo 'node=$1; start'"
         yield f"}} > {file}"
         yield "everywhere() {"
         yield "  local node=0 host there"
         yield "  while read -r host <&3; do"
-        remote = " ".join(self._word(word) for word in self.dialect.remote)
+        remote = " ".join(self.word(word) for word in self.dialect.remote)
         # The first node is this one; a scheduler may count the script as its one process there.
         yield f'    there=({remote} "$host"); ((node > 0)) || there=()'
         yield f'    "${{there[@]}}" /bin/bash -eu {file} "$node" > {output} 2>&1 < /dev/null &'
@@ -174,7 +170,8 @@ class JobScript:
     def _exports(self, variables: dict[str, str]) -> Iterator[str]:
         for name, value in variables.items():
             assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name), name
-            yield f"export {name}={self._word(value)}"
+            yield f"export {name}={self.word(value)}"
 
-    def _word(self, text: str, *, names: tuple[str, ...] = _NAMES) -> str:
+    def word(self, text: str, *, names: tuple[str, ...] = _NAMES) -> str:
+        """Return `text` as one word of the script, in which only our own variables are replaced."""
         return shell.quoted_in_line(text, names, place=f"the script for {self.site.name}")

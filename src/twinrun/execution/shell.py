@@ -75,10 +75,6 @@ def shell_line(command: NodeCommand) -> str:
     assignments = [f"{name}={word(value)}" for name, value in command.variables.items()]
     line = " ".join([*assignments, *map(word, command.arguments)])
     line = f"cd {word(str(command.folder))} && {line}"
-    if command.writer:
-        user, group = command.writer
-        back = f"chown -R $(id -u):$(id -g) {word(RUN)}"
-        line = f"chown -R {user}:{group} {word(RUN)} && {line}; status=$?; {back} && exit $status"
     return f"({line})"
 
 

@@ -75,7 +75,13 @@ class LocalProcess:
     """
 
     def __init__(
-        self, arguments: Sequence[str], *, variables: Mapping[str, str], folder: Path, log: Path
+        self,
+        arguments: Sequence[str],
+        *,
+        variables: Mapping[str, str],
+        folder: Path,
+        log: Path,
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._mark = uuid.uuid4().hex
@@ -85,7 +91,7 @@ class LocalProcess:
                     list(arguments),
                     env=os.environ | dict(variables) | {_MARK: self._mark},
                     cwd=folder,
-                    stdin=subprocess.DEVNULL,
+                    stdin=stdin,
                     stdout=stream,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
@@ -147,6 +153,7 @@ def read_output(
             list(arguments),
             env=os.environ | dict(variables),
             cwd=folder,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             # Not the locale's: what a child prints has no encoding that we could know.
             encoding="utf-8",

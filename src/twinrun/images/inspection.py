@@ -8,8 +8,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twinrun.execution.container_engine import ContainerEngine
 from twinrun.execution.engine import PYTHON, Command, Workspace
-from twinrun.execution.engines.docker import ContainerEngine
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import validate
@@ -81,18 +81,18 @@ def inspect_image(
         size_bytes=attributes["Size"],
         layers=tuple(attributes["RootFS"]["Layers"]),
         labels=dict(sorted(labels.items())),
-        measured=_run_program(client, attributes["Id"], root),
+        measured=_run_program(attributes["Id"], root),
     )
 
 
-def _run_program(client: DockerClient, image: str, root: Path) -> PackageInventory:
+def _run_program(image: str, root: Path) -> PackageInventory:
     """Run images/contents.py in a container as a recipe would run, without devices."""
     deviceless = next(vendor for vendor in load_vendors(root).values() if not vendor.probe)
     with tempfile.TemporaryDirectory() as folder:
         workspace = Workspace(root=root, run=Path(folder, "run"), data=Path(folder, "data"))
         for path in (workspace.run, workspace.data):
             path.mkdir()
-        engine = ContainerEngine(client=client, image=image, vendor=deviceless, workspace=workspace)
+        engine = ContainerEngine(image=image, vendor=deviceless, workspace=workspace)
         printed = engine.read(Command(arguments=(PYTHON, engine.inside(root / _PROGRAM)), variables={}))
     try:
         return validate(json.loads(printed), PackageInventory, place=str(_PROGRAM))

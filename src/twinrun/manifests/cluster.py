@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +12,7 @@ from pydantic import Field, model_validator
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.manifest import Frozen, load_toml
-from twinrun.manifests.vendor import Identifier
+from twinrun.manifests.vendor import Gpu, Identifier
 
 FILE = "cluster.toml"
 # The site that `invoke cluster up` makes, in a file of its own.
@@ -45,7 +46,7 @@ class Site(Frozen):
     """One cluster: what stands there, and what a job must say to get it."""
 
     scheduler: Identifier
-    """Module of `execution/schedulers`: `slurm`, `gridengine`, `pbs`, `kubernetes`."""
+    """Module of `execution/schedulers`: `slurm`, `gridengine`, `pbs`, `skypilot`."""
     engine: Identifier = "venv"
     """How the stack runs on a node."""
     launcher: Identifier = "torchrun"
@@ -91,8 +92,6 @@ class Site(Frozen):
     """What containers see beside the folders of a run: `HOST`, `HOST:INSIDE` or `HOST:INSIDE:rw`."""
     infiniband: bool = False
     """Whether nodes have InfiniBand: containers get its devices, and may lock memory without limit."""
-    rdma_resource: Word | None = None
-    """Name under which Kubernetes counts RDMA adapters, for example `rdma/hca`."""
     groups: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Numbers of the groups of the device files, for pods; the script of a job reads them on its node."""
     exclude: tuple[Nodes, ...] = ()
@@ -109,6 +108,8 @@ class Site(Frozen):
     """Network interfaces for the collectives; found on the nodes when left out."""
     network_gbit_s: Annotated[float, Field(gt=0)] | None = None
     """What a node sends, all its adapters together: predictions of several nodes need it."""
+    volumes: dict[Folder, Argument] = Field(default_factory=dict)
+    """For SkyPilot, what is mounted at a path of `shared`: a volume's name, or the address of a bucket."""
     shared: tuple[Folder, ...]
     """Folders that all nodes and this machine see under the same path."""
     client: tuple[Argument, ...] = ()
@@ -143,10 +144,21 @@ class Site(Frozen):
         return tuple(found)
 
 
+class SiteGpu(Gpu):
+    """A GPU that images/gpus.toml does not have: it is known by its name, and is one device a card."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, row: dict[str, object]) -> dict[str, object]:
+        return {"match": (re.escape(str(row.get("name", ""))),), "devices_per_card": 1, **row}
+
+
 class ClusterTable(Frozen):
     """cluster.toml."""
 
-    site: dict[Identifier, Site]
+    site: dict[Identifier, Site] = Field(default_factory=dict)
+    gpu: tuple[SiteGpu, ...] = ()
+    """Rows beside those of images/gpus.toml."""
 
 
 class LoadedSite(Frozen):
@@ -172,6 +184,12 @@ def load_site(root: Path, name: str) -> LoadedSite:
     known = sorted({site for sites in tables.values() for site in sites})
     hint = closest(name, known) or "`invoke cluster up` makes `local`; cluster.toml has the others"
     raise InputError("unknown site", place="--cluster", found=name, allowed=known, hint=hint)
+
+
+def own_gpus(root: Path) -> dict[str, Gpu]:
+    """Return the rows of GPUs that the user's files of sites have, by identifier."""
+    files = [file for file in site_files(root) if file.is_file()]
+    return {one.id: one for file in files for one in load_toml(file, ClusterTable).gpu}
 
 
 def site_files(root: Path) -> tuple[Path, ...]:

@@ -202,7 +202,9 @@ class Vendor(Frozen):
 
 
 def load_gpus(root: Path) -> dict[str, Gpu]:
-    """Read `root/images/gpus.toml`, by identifier."""
+    """Read `root/images/gpus.toml` and the rows of the user's cluster.toml, by identifier."""
+    from twinrun.manifests.cluster import own_gpus  # noqa: PLC0415 - it reads rows of this module
+
     path = root / "images" / "gpus.toml"
     gpus: dict[str, Gpu] = {}
     folders = _vendor_folders(root)
@@ -214,7 +216,7 @@ def load_gpus(root: Path) -> dict[str, Gpu]:
                 "no such vendor", place=f"{path}:gpu.{number}.vendor", found=gpu.vendor, allowed=list(folders)
             )
         gpus[gpu.id] = gpu
-    return gpus
+    return gpus | own_gpus(root)
 
 
 def load_vendors(root: Path) -> dict[str, Vendor]:

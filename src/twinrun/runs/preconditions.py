@@ -12,7 +12,7 @@ from pathlib import Path
 from twinrun.checkpoints import store_at
 from twinrun.checkpoints.s3 import is_remote
 from twinrun.execution.engine import Engine
-from twinrun.execution.imports import demand_packages, packages_of
+from twinrun.execution.environment import demand_packages
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.text import size
@@ -64,9 +64,11 @@ def demand_interpreter(project: Project, selection: Selection, engine: Engine) -
     if selection.engine.RUNS_IMAGES:
         return
     script = script_of(project.root, selection)
-    packages = packages_of(script, selection.description.modules, root=project.root)
-    # Every launcher starts ranks of PyTorch, whatever else a script imports.
-    demand_packages(engine, packages | {"torch"}, name=selection.plan.engine)
+    modules = [*selection.description.modules, *([script] if isinstance(script, str) else [])]
+    stems = [project.root / "src" / name.replace(".", "/") for name in modules]
+    files = [stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py") for stem in stems]
+    own = [script] if isinstance(script, Path) else []
+    demand_packages(engine, [*own, *files], name=selection.plan.engine)
 
 
 def demand_room(folder: Path, needed: int, *, option: str) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinrun.execution import engines, launchers
 from twinrun.execution.engine import EngineModule
-from twinrun.execution.engines import load_engine
-from twinrun.execution.launchers import Launcher, load_launcher
+from twinrun.execution.engines import ENGINES, load_engine
+from twinrun.execution.launchers import LAUNCHERS, Launcher, load_launcher
 from twinrun.execution.schedulers import Scheduler, load_scheduler
 from twinrun.foundation.cache import bytecode_folder
-from twinrun.foundation.discovery import part_names
 from twinrun.foundation.errors import InputError, MachineError, require_known
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import duration
@@ -183,9 +181,9 @@ def demand_runnable(selection: Selection) -> None:
 def _site(root: Path, name: str) -> LoadedSite:
     """Return a site whose engine and launcher exist."""
     site = load_site(root, name)
-    for kind, package in (("engine", engines), ("launcher", launchers)):
+    for kind, known in (("engine", list(ENGINES)), ("launcher", list(LAUNCHERS))):
         value, place = getattr(site.site, kind), f"{site.place}.{kind}"
-        require_known(value, part_names(package), f"unknown {kind}", place=place)
+        require_known(value, known, f"unknown {kind}", place=place)
     return site
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 
 from twinrun.execution.engine import Workspace, point_folder
@@ -86,11 +84,10 @@ class SweepRun:
         left = [point for point in plan.points if point.id not in done]
         for name in done:
             self.display.say(f"{name}: finished before, not run again")
-        with contextlib.closing(self.ranks):
-            for point, following in zip_longest(left, left[1:]):
-                outcome = self._measure(point, stay=following is not None and _alike(point, following))
-                assert outcome is not None
-                done[point.id] = self._kept(outcome)
+        for point in left:
+            outcome = self._measure(point)
+            assert outcome is not None
+            done[point.id] = self._kept(outcome)
         return [done[point.id] for point in plan.points]
 
     def submit(self) -> list[PointOutcome]:
@@ -116,12 +113,11 @@ class SweepRun:
         self.display.point_done()
         return outcome
 
-    def _measure(self, point: Point, *, detach: bool = False, stay: bool = False) -> PointOutcome | None:
+    def _measure(self, point: Point, *, detach: bool = False) -> PointOutcome | None:
         """Return the outcome of a point, of an attempt that was submitted before or of a new one.
 
         Args:
             detach: submit another attempt where one was too large, and return None.
-            stay: whether the next point is for as many ranks, which may be the same.
         """
         plan, workload = self.selection.plan, self.selection.workload
         names = self.selection.description.points[point.id].attempts
@@ -130,7 +126,7 @@ class SweepRun:
             if detach and waiting is None:
                 self.ranks.begin(self._launch(point, place), place=place)
                 return None
-            launched = self._start(point, place, name, waiting, stay=stay)
+            launched = self._start(point, place, name, waiting)
             waiting = None
             if launched:
                 result = _result(self.workspace.run, point, workload.result)
@@ -168,9 +164,7 @@ class SweepRun:
             hint=workload.smaller,
         )
 
-    def _start(
-        self, point: Point, place: int, name: str, waiting: Pending | None, *, stay: bool
-    ) -> LaunchResult | None:
+    def _start(self, point: Point, place: int, name: str, waiting: Pending | None) -> LaunchResult | None:
         workload = self.selection.workload
         started = f"goes on with job {waiting.handle}" if waiting else "starting"
         self.display.begin(
@@ -188,7 +182,7 @@ class SweepRun:
 
         if waiting:
             return self.ranks.collect(point, waiting, show=show)
-        return self.ranks.run(self._launch(point, place), place=place, stay=stay, show=show)
+        return self.ranks.run(self._launch(point, place), place=place, show=show)
 
     def _launch(self, point: Point, place: int) -> Launch:
         return launch_of(
@@ -199,10 +193,6 @@ class SweepRun:
             workspace=self.workspace,
             inside=self.ranks.inside,
         )
-
-
-def _alike(one: Point, other: Point) -> bool:
-    return (one.nodes, one.world_size) == (other.nodes, other.world_size)
 
 
 def _cards(point: Point, gpu: Gpu | None) -> int | None:

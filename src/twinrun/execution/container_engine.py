@@ -1,0 +1,321 @@
+"""The engine of containers: each command is a container of its own, started by Docker or Podman."""
+
+from __future__ import annotations
+
+import datetime
+import glob
+import json
+import os
+import platform
+import shutil
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinrun.checkpoints.s3 import VARIABLES
+from twinrun.execution.container import DOCKER, PODMAN, WORKING_FOLDER, Container, Mount, Program
+from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Workspace
+from twinrun.execution.shell import FIRST_NODE
+from twinrun.foundation.errors import MachineError, RunError
+from twinrun.foundation.files import sha256_of_bytes
+from twinrun.foundation.processes import GRACE_SECONDS, LocalProcess, end_of, last_lines, read_output
+from twinrun.manifests.image_identity import image_configuration
+from twinrun.manifests.stack import LoadedStack
+from twinrun.manifests.vendor import Vendor
+
+# Adapters whose own protocol a process speaks to past the kernel.
+_INFINIBAND = ("/dev/infiniband",)
+# With which both programs say that they could start nothing.
+_REFUSED = (125, 126, 127)
+_ANSWER_SECONDS = 30
+_VARIABLES = {
+    "PYTHONDONTWRITEBYTECODE": "1",
+    # The user's number has no entry in the image's passwd file.
+    "HOME": "/tmp",  # noqa: S108
+    "USER": "twinrun",
+}
+
+
+class ContainerRenderer:
+    """Writes each command as a container of its own, without privileges."""
+
+    image_digest: str | None = None
+
+    def __init__(
+        self,
+        *,
+        image: str,
+        vendor: Vendor,
+        workspace: Workspace,
+        program: Program = DOCKER,
+        rootless: bool = False,
+    ) -> None:
+        """Take an image and the folders of its containers; `rootless`: root in them is the caller."""
+        self._program, self._image, self._vendor = program, image, vendor
+        self._workspace = workspace
+        self._user = "0:0" if rootless else f"{os.getuid()}:{os.getgid()}"
+        self._mounts = {
+            workspace.run: "/twinrun/run",
+            workspace.data: "/twinrun/data",
+            workspace.root: WORKING_FOLDER,
+            **({workspace.recipe: "/twinrun/recipe"} if workspace.recipe else {}),
+            **({workspace.source: "/twinrun/source"} if workspace.source else {}),
+        }
+
+    def inside(self, path: Path) -> str:
+        """Return where `path`, in one of the workspace's folders, is mounted."""
+        for host, mounted in self._mounts.items():
+            if path.is_relative_to(host):
+                return str(Path(mounted) / path.relative_to(host))
+        raise AssertionError(f"{path} is not mounted")
+
+    def render(self, command: Command) -> NodeCommand:
+        """Return the `run` of `command`; never `--privileged`.
+
+        Who runs in it is the caller, root too: without capabilities it may do what an owner of files may.
+        """
+        assert command.arguments[0] == PYTHON
+        access, nodes = self._vendor.container, self._workspace.nodes
+        fabric = bool(nodes and nodes.infiniband)
+        found = Container(
+            program=self._program.name,
+            image=self._image,
+            arguments=command.arguments[1:],
+            variables={
+                **_VARIABLES,
+                "PYTHONPATH": ":".join(self.inside(folder) for folder in self._workspace.search_path),
+                # All devices are given to it, those too that the caller's variables hide.
+                **{
+                    name: os.environ[name]
+                    for group in self._vendor.hidden_by
+                    for name in group
+                    if name in os.environ
+                },
+                **command.variables,
+            },
+            user=self._user,
+            mounts=tuple(self._volumes(command)),
+            host=None if command.reaches_nodes or command.reaches_store else self._host(),
+            passed=VARIABLES if command.reaches_store else (),
+            devices=(*access.devices, *(_INFINIBAND if fabric else ())),
+            locks_memory=fabric,
+            groups=nodes.groups if nodes else _groups(self._vendor),
+            groups_of=access.groups_of if nodes else (),
+            accelerators=self._accelerators(),
+        )
+        return NodeCommand(
+            arguments=found.run_arguments(), variables={}, folder=self._workspace.root, container=found
+        )
+
+    def _volumes(self, command: Command) -> Iterator[Mount]:
+        writable = {self._workspace.run} | ({self._workspace.data} if command.writes_data else set())
+        for host, inside in self._mounts.items():
+            yield Mount(host=str(host), inside=inside, mode="rw" if host in writable else "ro")
+        for bind in self._workspace.nodes.bound if self._workspace.nodes else ():
+            yield Mount(**bind.model_dump())
+
+    def _host(self) -> str:
+        """Return the name of the machine that runs the container; a site's script alone knows its node's."""
+        return f"${FIRST_NODE}" if self._workspace.nodes else platform.node() or "localhost"
+
+    def _accelerators(self) -> tuple[str, ...]:
+        access = self._vendor.container
+        if access.driver is None:
+            return ()
+        if not self._program.gpus:
+            return ("--device", f"{access.resource}=all")
+        # The command line is split at commas, and a list inside it is quoted; it adds `gpu` by itself.
+        asked = ",".join(name for name in access.capabilities if name != "gpu")
+        return ("--gpus", f'driver={access.driver},count=all,"capabilities={asked}"')
+
+
+class ContainerEngine(ContainerRenderer):
+    """Starts on this machine what it renders."""
+
+    def __init__(
+        self, *, image: str, vendor: Vendor, workspace: Workspace, program: Program = DOCKER
+    ) -> None:
+        rootless = any(
+            word in ask(program, "info", "--format", program.rootless) for word in ("rootless", "true")
+        )
+        super().__init__(image=image, vendor=vendor, workspace=workspace, program=program, rootless=rootless)
+        self.image_digest = image_id(program, image)
+
+    def changed_files(self, *, whole: bool = False) -> dict[str, str]:
+        """Return nothing: the image's ID is the digest of its files."""
+        return {}
+
+    def start(self, command: NodeCommand, *, log: Path) -> RunningContainer:
+        """Start `command` in a new container, whose output comes into `log` as it is printed."""
+        return RunningContainer(self._program, command, log)
+
+    def read(self, command: Command) -> str:
+        """Run a short `command` and return its standard output; raises RunError."""
+        rendered = self.render(command)
+        return read_output(rendered.arguments, variables={}, folder=rendered.folder)
+
+
+class RunningContainer:
+    """A started container; nothing of it outlives `stop`, nor this process by more than the time of grace."""
+
+    def __init__(self, program: Program, command: NodeCommand, log: Path) -> None:
+        self._program, self._log = program, log
+        self._name = f"twinrun-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        run, *options = command.arguments[1:]
+        reader, self._held = os.pipe()
+        try:
+            os.write(self._held, b"%d\n" % GRACE_SECONDS)
+            words = (program.name, run, "--name", self._name, *options)
+            variables = command.variables
+            self._process = LocalProcess(
+                words, variables=variables, folder=command.folder, log=log, stdin=reader
+            )
+        finally:
+            os.close(reader)
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while it runs; raises MachineError where nothing was started."""
+        status = self._process.poll()
+        if status in _REFUSED:
+            raise MachineError(
+                f"{self._program.name} cannot run a container of this image",
+                place=f"--engine {self._program.name}",
+                found=last_lines(end_of(self._log), 4),
+                hint="see the daemon's log",
+            )
+        return status
+
+    def stop(self) -> None:
+        """End the container, politely first, and remove it."""
+        try:
+            self._process.stop()
+        finally:
+            if self._held >= 0:
+                os.close(self._held)
+                self._held = -1
+            words = [self._program.name, "rm", "--force", self._name]
+            subprocess.run(words, capture_output=True, check=False)
+
+
+@dataclass(frozen=True)
+class ContainerKind:
+    """The engine that `program` is: a stack's image, each command a container."""
+
+    program: Program
+    RUNS_IMAGES = True
+    ADDS_GROUPS = True
+
+    def unusable(self, *, stack: LoadedStack, vendor: Vendor) -> str | None:
+        """Return why no container of `stack` can be started here, or None."""
+        try:
+            image = _find(self.program, stack)
+        except MachineError as error:
+            return error.message
+        return stack.wrong_image(image_id(self.program, image)) if image else f"no image {stack.image()}"
+
+    def renderer(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> ContainerRenderer:
+        """Return what writes the commands of a daemon that runs as root."""
+        return ContainerRenderer(
+            image=stack.image(), vendor=vendor, workspace=workspace, program=self.program
+        )
+
+    def open_engine(
+        self,
+        *,
+        stack: LoadedStack,
+        vendor: Vendor,
+        workspace: Workspace,
+        say: Callable[[str], None],
+    ) -> Engine:
+        """Return the engine for the image of the stack's lock.
+
+        Raises:
+            MachineError: no engine answers, or it does not have the image.
+        """
+        place, build = f"--engine {self.program.name}", f"`invoke build --stack {stack.stack.name}`"
+        image = _find(self.program, stack)
+        if image is None:
+            raise MachineError(
+                "the image is not on this machine",
+                place=place,
+                found=stack.image(),
+                hint=f"{build} makes it; or use --engine venv",
+            )
+        if wrong := stack.wrong_image(image_id(self.program, image)):
+            raise MachineError(
+                "the image under this tag is not the one of the locks",
+                place=place,
+                found=wrong,
+                hint=f"remove it, and {build} makes the right one",
+            )
+        return ContainerEngine(image=image, vendor=vendor, workspace=workspace, program=self.program)
+
+
+def ask(program: Program, *arguments: str) -> str:
+    """Return what the program answers; raises RunError in its words, MachineError without an answer."""
+    if shutil.which(program.name) is None:
+        raise MachineError(f"{program.name} is not installed", hint="or use --engine venv")
+    try:
+        done = subprocess.run(
+            [program.name, *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise MachineError(f"{program.name} does not answer", found=f"{_ANSWER_SECONDS} s") from None
+    if done.returncode and (
+        ("daemon" in done.stderr and "o such" not in done.stderr) or "permission" in done.stderr
+    ):
+        raise MachineError(
+            f"the {program.name} daemon does not answer",
+            place=os.environ.get("DOCKER_HOST"),
+            found=last_lines(done.stderr, 2),
+            hint="start it, point DOCKER_HOST at it, or join the group of its socket; or use --engine venv",
+        )
+    if done.returncode:
+        raise RunError(f"{program.name} refuses", place=arguments[0], found=last_lines(done.stderr, 4))
+    return done.stdout
+
+
+def image_id(program: Program, image: str) -> str:
+    """Return the checksum of an image's configuration, which is its ID in every engine but one.
+
+    Docker with the image store of containerd calls an image by its manifest, which changes with the
+    compression of the layers. There the configuration is composed again of all values that the engine tells.
+    """
+    (found,) = json.loads(ask(program, "image", "inspect", image))
+    if program is PODMAN or "io.containerd" not in ask(program, "info", "--format", "{{json .DriverStatus}}"):
+        return f"sha256:{str(found['Id']).removeprefix('sha256:')}"
+    lines = ask(program, "history", "--no-trunc", "--format", "{{json .}}", image).splitlines()
+    configuration = image_configuration(
+        platform=f"{found['Os']}/{found['Architecture']}",
+        created=found["Created"],
+        config={name: value for name, value in found["Config"].items() if value},
+        history=[(_utc(one["CreatedAt"]), one["CreatedBy"]) for one in map(json.loads, reversed(lines))],
+        diff_ids=found["RootFS"]["Layers"],
+    )
+    return f"sha256:{sha256_of_bytes(configuration)}"
+
+
+def _utc(time: str) -> str:
+    return datetime.datetime.fromisoformat(time).astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _find(program: Program, stack: LoadedStack) -> str | None:
+    """Return the image under the stack's tag, else the one with its ID: pulled by digest it has no tag."""
+    words = ("images", "--no-trunc", "--quiet", "--filter")
+    tagged = ask(program, *words, f"reference={stack.image()}").split()
+    known = stack.known_ids()
+    others = [] if tagged or not known else ask(program, *words, f"label={stack.inputs_label()}").split()
+    return stack.image() if tagged else next((one for one in others if image_id(program, one) in known), None)
+
+
+def _groups(vendor: Vendor) -> tuple[int, ...]:
+    """Return the groups of this machine whose members may use the vendor's devices."""
+    files = [Path(path) for pattern in vendor.container.groups_of for path in glob.glob(pattern)]  # noqa: PTH207
+    return tuple(sorted({path.stat().st_gid for path in files}))

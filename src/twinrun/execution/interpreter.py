@@ -1,0 +1,251 @@
+"""Engines without an image: the stack's lock in an environment of its own, and the interpreter as it is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from importlib.metadata import distributions
+from pathlib import Path
+
+from uv import find_uv_bin
+
+from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Workspace
+from twinrun.execution.installed_files import changed_files, seal
+from twinrun.foundation.cache import COMPLETE, bytecode_folder, cache_root, environment_folder
+from twinrun.foundation.errors import MachineError
+from twinrun.foundation.locks import locked
+from twinrun.foundation.processes import LocalProcess, read_output
+from twinrun.foundation.text import plural, size
+from twinrun.manifests.stack import LoadedStack, framework_index, normalise, pins
+from twinrun.manifests.vendor import Vendor
+
+
+class LocalCommands(ABC):
+    """The part of an engine that starts what it renders, as the user who runs twinrun."""
+
+    image_digest: str | None = None
+
+    @abstractmethod
+    def render(self, command: Command) -> NodeCommand:
+        """Return the process that `command` becomes."""
+
+    def inside(self, path: Path) -> str:
+        """Return `path` itself: processes see folders under their own paths."""
+        return str(path)
+
+    def changed_files(self, *, whole: bool = False) -> dict[str, str]:
+        """Return nothing: only an environment of ours is known file by file."""
+        return {}
+
+    def start(self, command: NodeCommand, *, log: Path) -> LocalProcess:
+        """Start `command` with its output in `log`."""
+        return LocalProcess(command.arguments, variables=command.variables, folder=command.folder, log=log)
+
+    def read(self, command: Command) -> str:
+        """Run a short `command` and return its standard output; raises RunError."""
+        rendered = self.render(command)
+        return read_output(rendered.arguments, variables=rendered.variables, folder=rendered.folder)
+
+
+class Interpreter(LocalCommands):
+    """An engine whose commands run under one interpreter of this machine."""
+
+    def __init__(self, *, python: str, workspace: Workspace, search_path: str = "") -> None:
+        """Take the interpreter at `python`; `search_path` goes behind the project in PYTHONPATH."""
+        self._python = python
+        self._workspace = workspace
+        self._search_path = search_path
+
+    def render(self, command: Command) -> NodeCommand:
+        """Return `command` under the interpreter, with the project on its search path."""
+        assert command.arguments[0] == PYTHON
+        own = self._workspace.search_path
+        # Bytecode elsewhere: a read-only checkout works and stays clean, and not every rank compiles again.
+        variables = {
+            "PYTHONPATH": os.pathsep.join(filter(None, [*map(str, own), self._search_path])),
+            "PYTHONPYCACHEPREFIX": str(bytecode_folder()),
+            "PYTHONDONTWRITEBYTECODE": "",
+            **command.variables,
+        }
+        words = (self._python, *command.arguments[1:])
+        return NodeCommand(arguments=words, variables=variables, folder=self._workspace.root)
+
+
+class LockedEnvironment(Interpreter):
+    """An interpreter whose packages are those of a lock, file by file."""
+
+    def __init__(self, *, folder: Path, workspace: Workspace) -> None:
+        super().__init__(python=str(folder / "bin" / "python"), workspace=workspace)
+        self._folder = folder
+
+    def changed_files(self, *, whole: bool = False) -> dict[str, str]:
+        """Hold the files against the RECORD of each wheel."""
+        return changed_files(self._folder, whole=whole)
+
+
+class Host:
+    """The interpreter as it is; differences from the lock are recorded."""
+
+    RUNS_IMAGES = False
+    ADDS_GROUPS = False
+
+    def unusable(self, *, stack: LoadedStack, vendor: Vendor) -> str | None:
+        """Return None: the running interpreter is always there."""
+        return None
+
+    def renderer(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> Interpreter:
+        """Return the running interpreter."""
+        search_path = os.environ.get("PYTHONPATH", "")
+        return Interpreter(python=sys.executable, workspace=workspace, search_path=search_path)
+
+    def open_engine(
+        self,
+        *,
+        stack: LoadedStack,
+        vendor: Vendor,
+        workspace: Workspace,
+        say: Callable[[str], None],
+    ) -> Engine:
+        """Return the running interpreter."""
+        return self.renderer(stack=stack, vendor=vendor, workspace=workspace)
+
+
+class Environment:
+    """The stack's lock in a virtual environment, made once for each lock and kept."""
+
+    RUNS_IMAGES = False
+    ADDS_GROUPS = False
+
+    def unusable(self, *, stack: LoadedStack, vendor: Vendor) -> str | None:
+        """Return that no environment of the stack was made and none has room.
+
+        What stands against a lock is known only when it is read, see `open_engine`.
+        """
+        folder = cache_root() / "environments"
+        made = any(folder.glob(f"{stack.stack.name}-*/{COMPLETE}"))
+        return None if made or _crowded(stack, folder) is None else "the disk has no room for the environment"
+
+    def renderer(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> LockedEnvironment:
+        """Return the interpreter of the environment, which may not be installed yet."""
+        folder = environment_folder(stack.stack.name, stack.requirements_sha256(workspace.root))
+        return LockedEnvironment(folder=folder, workspace=workspace)
+
+    def open_engine(
+        self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace, say: Callable[[str], None]
+    ) -> Engine:
+        """Return the environment of the stack's lock, installing it if this machine has not yet.
+
+        Raises:
+            MachineError: a pin has no hash, the disk has no room, or the packages cannot be had.
+        """
+        if unhashed := stack.unhashed(workspace.root):
+            raise MachineError(
+                "the lock has no hash for some pins",
+                place=f"{stack.folder}/requirements.lock",
+                found=unhashed,
+                hint=f"run `invoke lock --stack {stack.stack.name} --index URL` with one that carries them,"
+                " or use --engine host where they are installed",
+            )
+        folder = environment_folder(stack.stack.name, stack.requirements_sha256(workspace.root))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(Path(f"{folder}.lock")):
+            if not (folder / COMPLETE).is_file():
+                _install(stack, folder, workspace.root, say)
+        return self.renderer(stack=stack, vendor=vendor, workspace=workspace)
+
+
+def _crowded(stack: LoadedStack, folder: Path) -> Path | None:
+    """Return the folder whose disk does not take the environment: the cache's, or that of uv's own cache.
+
+    On one disk they share every file.
+    """
+    sizes = stack.stack.environment
+    for place in (folder, _uv_cache()) if sizes else ():
+        if sizes and shutil.disk_usage(_existing(place)).free < sizes.disk:
+            return place
+    return None
+
+
+def _existing(folder: Path) -> Path:
+    return next(one for one in (folder, *folder.parents) if one.exists())
+
+
+def _install(stack: LoadedStack, folder: Path, root: Path, say: Callable[[str], None]) -> None:
+    """Make the environment; the marker is written last, so a half-made one is made again."""
+    sizes, crowded = stack.stack.environment, _crowded(stack, folder.parent)
+    if sizes and crowded:
+        variable = "TWINRUN_CACHE" if crowded == folder.parent else "UV_CACHE_DIR"
+        raise MachineError(
+            "the disk has no room for the environment",
+            place=str(crowded),
+            found=f"{size(shutil.disk_usage(_existing(crowded)).free)} free",
+            allowed=f"{size(sizes.disk)} or more: {sizes.source}",
+            hint=f"free some space, or set {variable} to a folder on another disk",
+        )
+    count = plural(len(stack.locked(root)), "package")
+    download = f", {size(sizes.download)} to download" if sizes and sizes.download else ""
+    amount = f"{download}, about {size(sizes.disk)} on the disk" if sizes else ""
+    say(f"installing {stack.stack.name} from its lock, once: {count}{amount}: {folder}")
+    shutil.rmtree(folder, ignore_errors=True)
+    index = framework_index(stack.stack)
+    # That index has old releases of other packages too, which must not hide those of the general one.
+    options = ("--index", index, "--index-strategy", "unsafe-best-match") if index else ()
+    try:
+        _run_uv("venv", "--quiet", "--python", stack.stack.python, str(folder))
+        _run_uv(
+            # Hard links: who follows a symbolic one sees no change of what it leads to.
+            *("pip", "sync", "--require-hashes", "--link-mode", "hardlink", *options),
+            *("--python", str(folder / "bin" / "python"), str(stack.lock(root))),
+        )
+        _demand_installed(stack, folder, root)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    say("holding the installed files against the hashes of their wheels, once")
+    seal(folder)
+
+
+def _demand_installed(stack: LoadedStack, folder: Path, root: Path) -> None:
+    """Raise MachineError where settings of uv have sent the packages somewhere else."""
+    wanted = pins((root / stack.folder / "requirements.in").read_text(encoding="utf-8"))
+    places = [str(place) for place in folder.glob("lib/python*/site-packages")]
+    found = {normalise(one.metadata["Name"]) for one in distributions(path=places)}
+    if absent := sorted(wanted.keys() - found):
+        raise MachineError(
+            "uv has put the packages somewhere else",
+            place=str(folder),
+            found=f"no {', '.join(absent)}",
+            hint="take `target`, `prefix` or `no-install` out of uv's settings: UV_CONFIG_FILE, uv.toml",
+        )
+
+
+def _uv_cache() -> Path:
+    """Return the folder of uv's cache, whose files environments on the same disk are links to."""
+    command = [os.fspath(find_uv_bin()), "cache", "dir"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    return Path(answer.stdout.strip() or "/")
+
+
+def _run_uv(*arguments: str) -> None:
+    """Run uv, which says itself how far it is; raises MachineError where it cannot be started, or fails."""
+    try:
+        # Standard output is for data, and uv's words are not.
+        done = subprocess.run(
+            [os.fspath(find_uv_bin()), *arguments], stdin=subprocess.DEVNULL, stdout=2, check=False
+        )
+    except OSError as error:
+        raise MachineError(
+            f"cannot start uv: {error.strerror}", hint="install twinrun with pip; it brings uv"
+        ) from None
+    if done.returncode:
+        raise MachineError(
+            "the environment cannot be installed",
+            place=f"uv {arguments[0]} {arguments[1]}",
+            found=f"exit status {done.returncode}; what uv printed is above",
+            hint="a hash mismatch is another file than the locked one, and was not installed; else see to the"
+            " network, or to the room in TWINRUN_CACHE and UV_CACHE_DIR",
+        )

@@ -1,0 +1,276 @@
+"""Docker, Podman and Apptainer, where they are: what processes see and may write, and that they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny_image import PODMAN as PODMAN_SETTINGS
+from tests.tiny_image import make_root_file_system
+from twinrun.execution.container import DOCKER, PODMAN
+from twinrun.execution.container_engine import ContainerEngine
+from twinrun.execution.engine import Command, Engine, Workspace, run_to_end
+from twinrun.execution.engines import load_engine
+from twinrun.execution.image_file import SifRenderer
+from twinrun.foundation.errors import MachineError, RunError
+from twinrun.manifests.stack import LoadedStack, Stack
+from twinrun.manifests.vendor import load_vendors
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 60
+IMAGE = "twinrun-test/engines:1"
+CONTAINERS = [
+    pytest.param("docker", marks=pytest.mark.docker),
+    pytest.param("podman", marks=pytest.mark.needs("podman", "root")),
+]
+ENGINES = [*CONTAINERS, pytest.param("apptainer", marks=pytest.mark.needs("apptainer"))]
+# What a shell would replace, run, split or end at.
+TRICKY = "a 'quoted' \"text\" with $HOME, `touch canary`, $(touch canary), \\ and a\nline \\"
+# Tries to write into each folder that it is given, and says where it is and what it was told.
+LOOKS = """
+import json, os, sys, tempfile
+import ours
+
+def writable(folder):
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
+
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+print(json.dumps({
+    "told": os.environ["TOLD"], "user": os.getuid(), "ours": ours.NAME,
+    "powers": int(status["CapEff"], 16) | int(status["CapBnd"], 16),
+    "writable": [one for one in sys.argv[1:] if writable(one)],
+    "links": [name for name in os.listdir("/sys/class/net") if name != "lo"],
+}))
+"""
+# Ignores being told to end, as does a child in a session of its own, and writes the time.
+STAYS = """
+import pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+CHILD = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", CHILD], start_new_session=True)
+print("up", flush=True)
+while True:
+    pathlib.Path(sys.argv[1]).write_text(str(time.time()))
+    time.sleep(0.1)
+"""
+SAVES = """
+import signal, sys, time
+received = []
+signal.signal(signal.SIGTERM, lambda *_: received.append(1))
+print("trains", flush=True)
+while not received:
+    time.sleep(0.05)
+time.sleep(0.5)
+sys.exit(5)
+"""
+# Another twinrun, which is killed.
+STARTS = """
+import sys, time
+from pathlib import Path
+from twinrun.execution.container import PROGRAMS
+from twinrun.execution.container_engine import ContainerEngine
+from twinrun.execution.engine import Command, Workspace
+from twinrun.manifests.vendor import load_vendors
+program, root, run, stays = PROGRAMS[sys.argv[1]], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+workspace = Workspace(root=root, run=run, data=run)
+vendor = load_vendors(Path(sys.argv[5]))["cpu"]
+engine = ContainerEngine(image=sys.argv[6], vendor=vendor, workspace=workspace, program=program)
+words = ("python", "-c", stays, engine.inside(run / "alive"))
+engine.start(engine.render(Command(arguments=words, variables={})), log=run / "log")
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Debian with Python and nothing else."""
+    return make_root_file_system(tmp_path_factory.mktemp("image") / "layer.tar")
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def name(
+    request: pytest.FixtureRequest, layer: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The name of an engine that has the image."""
+    folder = tmp_path_factory.mktemp("engine")
+    (folder / "containers.conf").write_text(PODMAN_SETTINGS, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONTAINERS_CONF", str(folder / "containers.conf"))
+        if request.param == "apptainer":
+            subprocess.run(["tar", "--extract", "--file", layer, "--directory", folder], check=True)
+            subprocess.run(["apptainer", "build", folder.with_suffix(".sif"), folder], check=True)
+            patch.setenv("TINY_SIF", str(folder.with_suffix(".sif")))
+            yield request.param
+            return
+        subprocess.run([request.param, "import", layer, IMAGE], check=True, capture_output=True)
+        yield request.param
+        assert not left(request.param)
+        subprocess.run([request.param, "rmi", "--force", IMAGE], check=True, capture_output=True)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    made = Workspace(root=tmp_path / "project", run=tmp_path / "run", data=tmp_path / "data")
+    for folder in (made.root / "src", made.run, made.data):
+        folder.mkdir(parents=True)
+    (made.root / "src" / "ours.py").write_text("NAME = 'of the project'\n", encoding="utf-8")
+    return made
+
+
+@pytest.fixture
+def engine(name: str, workspace: Workspace) -> Engine:
+    vendor = load_vendors(ROOT)["cpu"]
+    if name == "apptainer":
+        file = Path(os.environ["TINY_SIF"])
+        return SifRenderer(program=name, file=file, vendor=vendor, workspace=workspace, whole=True)
+    program = DOCKER if name == "docker" else PODMAN
+    return ContainerEngine(image=IMAGE, vendor=vendor, workspace=workspace, program=program)
+
+
+def left(name: str) -> list[str]:
+    words = [name, "ps", "--all", "--quiet", "--filter", "label=dev.twinrun.container=run"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+
+
+def command(program: str, *words: str, **keys: Any) -> Command:
+    variables = keys.pop("variables", {})
+    return Command(arguments=("python", "-c", program, *words), variables=variables, **keys)
+
+
+def until(reached: Callable[[], object], seconds: float = SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def said(log: Path, word: str) -> bool:
+    return log.exists() and word in log.read_text(encoding="utf-8")
+
+
+def silent(file: Path) -> bool:
+    """Say whether nobody writes a file any more."""
+    before = file.read_text(encoding="utf-8")
+    time.sleep(0.5)
+    return file.read_text(encoding="utf-8") == before
+
+
+@pytest.mark.parametrize("writes_data", [False, True])
+def test_a_process_sees_its_folders_and_is_told_any_text(
+    engine: Engine, workspace: Workspace, name: str, *, writes_data: bool
+) -> None:
+    folders = [engine.inside(one) for one in (workspace.root, workspace.run, workspace.data)]
+    asked = command(LOOKS, *folders, variables={"TOLD": TRICKY}, writes_data=writes_data)
+    facts = json.loads(engine.read(asked))
+    assert (facts["told"], facts["ours"], facts["user"]) == (TRICKY, "of the project", os.getuid())
+    assert facts["writable"] == folders[1 : 3 if writes_data else 2]
+    assert name == "apptainer" or (facts["powers"], facts["links"]) == (0, [])
+
+
+def test_output_comes_as_it_is_printed_and_the_status_at_the_end(
+    engine: Engine, workspace: Workspace
+) -> None:
+    log = workspace.run / "log"
+    program = "import sys, time; print('begins', flush=True); time.sleep(2); sys.exit(7)"
+    running = engine.start(engine.render(command(program)), log=log)
+    until(lambda: said(log, "begins"))
+    assert running.poll() is None
+    until(lambda: running.poll() is not None)
+    assert running.poll() == 7
+    running.stop()
+    with pytest.raises(RunError, match="the command failed") as caught:
+        engine.read(command("import sys; sys.exit('no such thing')"))
+    assert "no such thing" in str(caught.value.found)
+    assert run_to_end(engine, command("pass"), log=workspace.run / "other") == 0
+
+
+def test_a_stop_leaves_nothing_whatever_ignores_it(engine: Engine, workspace: Workspace) -> None:
+    alive, log = workspace.run / "alive", workspace.run / "log"
+    running = engine.start(engine.render(command(STAYS, engine.inside(alive))), log=log)
+    until(alive.exists)
+    running.stop()
+    assert silent(alive)
+
+
+def test_ranks_that_are_told_to_end_save_first(engine: Engine, workspace: Workspace) -> None:
+    log = workspace.run / "log"
+    running = engine.start(engine.render(command(SAVES)), log=log)
+    until(lambda: said(log, "trains"))
+    running.stop()
+    assert running.poll() == 5
+
+
+def test_a_container_ends_with_the_client_that_a_scheduler_kills(
+    engine: Engine, workspace: Workspace, name: str
+) -> None:
+    """As a job's script starts it: nothing but the client is killed, which the daemon's processes outlive."""
+    if name == "apptainer":
+        pytest.skip("its processes are the caller's own")
+    alive = workspace.run / "alive"
+    rendered = engine.render(command(STAYS, engine.inside(alive)))
+    script = 'exec "$@" <> <(echo 0)'
+    client = subprocess.Popen(["bash", "-c", script, "bash", *rendered.arguments], stdout=subprocess.DEVNULL)
+    until(alive.exists)
+    client.kill()
+    client.wait()
+    until(lambda: silent(alive), 5)
+    until(lambda: not left(name))
+
+
+def test_a_container_ends_with_a_twinrun_that_is_killed(
+    workspace: Workspace, engine: Engine, name: str
+) -> None:
+    if name == "apptainer":
+        pytest.skip("its processes are the caller's own")
+    alive = workspace.run / "alive"
+    words = [name, str(workspace.root), str(workspace.run), STAYS, str(ROOT), IMAGE]
+    starter = subprocess.Popen([sys.executable, "-c", STARTS, *words])
+    until(alive.exists)
+    starter.send_signal(signal.SIGKILL)
+    starter.wait()
+    until(lambda: silent(alive), 30)
+    until(lambda: not left(name))
+
+
+def test_what_cannot_be_started_is_told(engine: Engine, workspace: Workspace, name: str) -> None:
+    if name == "apptainer":
+        pytest.skip("it has no daemon that refuses")
+    rendered = engine.render(command("pass"))
+    words = (*rendered.arguments[:3], "--device", "/dev/no-such-device", *rendered.arguments[3:])
+    running = engine.start(rendered.model_copy(update={"arguments": words}), log=workspace.run / "log")
+    with pytest.raises(MachineError, match="cannot run a container of this image") as caught:
+        until(lambda: running.poll() is not None)
+    assert "no-such-device" in str(caught.value.found)
+    running.stop()
+
+
+def stack_of(sha256: str) -> LoadedStack:
+    stack = Stack(name="tiny", vendor="cpu", title="tiny", python=">=3.11", image="twinrun-test/tiny")
+    return LoadedStack(stack=stack, folder="images/stacks/tiny", lock_sha256=sha256, inputs_sha256=sha256)
+
+
+@pytest.mark.docker
+def test_no_daemon_and_no_image_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"stack": stack_of("0" * 64), "vendor": load_vendors(ROOT)["cpu"]}
+    kind = load_engine("docker")
+    assert kind.unusable(**asked) == f"no image {asked['stack'].image()}"
+    workspace = Workspace(root=tmp_path, run=tmp_path, data=tmp_path)
+    with pytest.raises(MachineError, match="the image is not on this machine"):
+        kind.open_engine(**asked, workspace=workspace, say=print)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    assert "does not answer" in str(kind.unusable(**asked))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert kind.unusable(**asked) == "docker is not installed"
