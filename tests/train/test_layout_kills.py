@@ -23,8 +23,8 @@ from tests.train.small import LAYOUTS as SCRIPT
 from tests.train.small import ROOT, SHAPE, MakeJob
 from twinrun.execution.engine import Workspace, point_folder
 from twinrun.execution.failures import rank_states
-from twinrun.execution.launchers import load_launcher
 from twinrun.execution.interpreter import Interpreter
+from twinrun.execution.launchers import load_launcher
 from twinrun.execution.ranks import METRICS, Launch, RankCommands, Ranks
 from twinrun.execution.schedulers import load_scheduler
 from twinrun.foundation.errors import RunError
