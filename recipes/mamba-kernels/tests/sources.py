@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -26,5 +27,12 @@ def copy_sources(folder: Path, kernels: str) -> Path:
     """Return a copy of the kernels' sources of which `kernels` is all that gets compiled."""
     copy = folder / "csrc"
     shutil.copytree(KERNELS / "csrc", copy)
-    (copy / "kernels.cpp").write_text(kernels, encoding="utf-8")
+    write_kernels(copy, kernels)
     return copy
+
+
+def write_kernels(sources: Path, kernels: str) -> None:
+    """Write kernels where the build looks for them: in the header that begins their names."""
+    (sources / "kernels.cpp").write_text(kernels, encoding="utf-8")
+    for prefix in set(re.findall(r"^KERNEL\(([a-z]+)_", kernels, re.MULTILINE)):
+        (sources / f"{prefix}_kernels.h").write_text('#include "kernels.cpp"\n', encoding="utf-8")

@@ -12,12 +12,13 @@ import time
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sources import KERNELS, SMALL, copy_sources
+from sources import KERNELS, SMALL, copy_sources, write_kernels
 from twinrun_mamba import compile as compiler
-from twinrun_mamba import resources
-from twinrun_mamba.targets import ARCHS, TARGETS, CompileError
+from twinrun_mamba.targets import ARCHS, TARGETS, CompileError, usage_of_nvidia
+from twinrun_mamba.units import Unit
 
 COMPILE = (sys.executable, "-m", "twinrun_mamba.compile")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(KERNELS / "src")}
@@ -48,9 +49,16 @@ def made_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What SMALL compiles to for the processor, made once; it is up to date in any folder."""
     folder = tmp_path_factory.mktemp("before")
     said = built(copy_sources(folder, SMALL), ["cpu"], folder / "objects")
-    assert said[0].endswith("makes 2 of 2 kernels")
+    assert said[0].endswith("makes 1 of 1")
     assert [line.split(" in ")[0] for line in said[1:]] == ["cpu: kernels"]
     return folder / "objects"
+
+
+def kernels_in(objects: Path, arch: str, sources: Path) -> dict[str, dict[str, Any]]:
+    """Return what is known of each compiled kernel, by name."""
+    index = compiler.read_index(objects)["archs"][arch]["kernels"]
+    entries = {name: Unit.of(arch, name, sources).read(objects) for name in index}
+    return {name: entry | entry["kernels"][name] for name, entry in entries.items() if entry}
 
 
 def available(arch: str) -> None:
@@ -68,10 +76,11 @@ def test_every_architecture_lists_its_kernels(
     index = json.loads((objects / "kernels.json").read_text(encoding="utf-8"))
     entry = index["archs"][arch]
     assert entry["kernels"] == ["small_many_kernel", "small_plain"]
-    compiler.prune(objects, [arch])
-    kernels = compiler.read_kernels(objects, arch)
+    compiler.prune(objects, [arch], small)
+    kernels = kernels_in(objects, arch, small)
     assert all((objects / arch / kernel["object"]).stat().st_size > 0 for kernel in kernels.values())
-    kept = {f"{arch}/{name}" for one in kernels for name in (f"{one}.json", kernels[one]["object"])}
+    kept = {f"{arch}/{one['object']}" for one in kernels.values()}
+    kept |= {str(Path(name).with_suffix(".json")) for name in kept}
     found = [path for path in objects.rglob("*") if path.is_file()]
     assert sorted(str(path.relative_to(objects)) for path in found) == sorted(["kernels.json", *kept])
     plain, many = kernels["small_plain"], kernels["small_many_kernel"]
@@ -86,9 +95,6 @@ def test_every_architecture_lists_its_kernels(
     if arch not in ("ptx", "cpu"):
         assert plain["shared_static"] == 1024
         assert 1 <= plain["registers"] <= 32
-    if arch == "cpu":
-        assert entry["warp_sizes"] == [32, 64]
-    assert entry.get("overlaps", False) == (arch == "sm_90")
 
 
 @pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch.startswith("gfx")])
@@ -105,27 +111,21 @@ def test_an_amd_code_object_is_the_same_in_every_folder(small: Path, tmp_path: P
 
 def files_of(objects: Path) -> dict[str, bytes]:
     """Return what is compiled in a folder, by name."""
-    kernels = compiler.read_kernels(objects, "cpu").values()
-    return {kernel["object"]: (objects / "cpu" / kernel["object"]).read_bytes() for kernel in kernels}
+    return {path.name: path.read_bytes() for path in (objects / "cpu").glob("*.so")}
 
 
 def test_what_is_up_to_date_is_kept(small: Path, made_before: Path, tmp_path: Path) -> None:
     objects = shutil.copytree(made_before, tmp_path / "objects")
     before = files_of(objects)
-    assert built(small, ["cpu"], objects) == ["cpu: 2 kernels up to date"]
+    assert built(small, ["cpu"], objects) == ["cpu: 1 up to date"]
     assert files_of(objects) == before
+    # A header that no kernel includes changes nothing, another one is another digest.
+    (small / "scan_common.h").write_text("#error\n", encoding="utf-8")
+    assert built(small, ["cpu"], objects) == ["cpu: 1 up to date"]
     with (small / "numeric_types.h").open("a", encoding="utf-8") as header:
         header.write("// Another source.\n")
-    assert built(small, ["cpu"], objects)[0].endswith("makes 2 of 2 kernels")
-    assert not set(files_of(objects)) & set(before)
-
-
-def test_a_change_compiles_the_kernels_that_it_reaches(
-    small: Path, made_before: Path, tmp_path: Path
-) -> None:
-    objects = shutil.copytree(made_before, tmp_path / "objects")
-    (small / "scan_common.h").write_text("#error\n", encoding="utf-8")
-    assert built(small, ["cpu"], objects) == ["cpu: 2 kernels up to date"]
+    assert built(small, ["cpu"], objects)[0].endswith("makes 1 of 1")
+    assert len(files_of(objects)) == 2
 
 
 def test_a_source_that_does_not_compile_changes_nothing(
@@ -133,7 +133,7 @@ def test_a_source_that_does_not_compile_changes_nothing(
 ) -> None:
     objects = shutil.copytree(made_before, tmp_path / "objects")
     before = files_of(objects)
-    (small / "kernels.cpp").write_text(SMALL.replace("1.0f;", "no number;"), encoding="utf-8")
+    write_kernels(small, SMALL.replace("1.0f;", "no number;"))
     with pytest.raises(CompileError, match=r"exit status 1\n(.|\n)*error"):
         compiler.build(["cpu"], sources=small, objects=objects)
     assert files_of(objects) == before
@@ -171,7 +171,7 @@ def test_a_full_stop_leaves_what_was_there(tmp_path: Path) -> None:
     assert errors.startswith(f"{tmp_path}: stopped; ")
     assert "Traceback" not in errors
     left = [path.name for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"]
-    assert all(name.startswith(("scan_", "conv_")) for name in left), left
+    assert all(name.startswith("kernels-") for name in left), left
 
 
 def test_unknown_architectures_are_named(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedP
 def test_command_makes_what_it_is_told(small: Path, tmp_path: Path) -> None:
     done = command("--archs", "cpu", "--sources", small, "--output", tmp_path / "objects")
     assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(compiler.read_kernels(tmp_path / "objects", "cpu")) == ["small_many_kernel", "small_plain"]
+    assert sorted(kernels_in(tmp_path / "objects", "cpu", small)) == ["small_many_kernel", "small_plain"]
 
 
 def test_command_needs_no_torch(small: Path, tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_amd_metadata_is_what_llvm_reads(small: Path, tmp_path: Path) -> None:
     if readelf is None:
         pytest.skip("needs llvm-readelf, of Debian's llvm-19")
     built(small, ["gfx90a"], tmp_path / "objects")
-    for name, kernel in compiler.read_kernels(tmp_path / "objects", "gfx90a").items():
+    for name, kernel in kernels_in(tmp_path / "objects", "gfx90a", small).items():
         code_object = tmp_path / "objects" / "gfx90a" / kernel["object"]
         notes = subprocess.run(
             [readelf, "--notes", code_object], capture_output=True, text=True, check=True
@@ -282,9 +282,8 @@ ptxas info    : Function properties for one
     160 bytes stack frame, 448 bytes spill stores, 432 bytes spill loads
 ptxas info    : Used 96 registers, used 1 barriers, 160 bytes cumulative stack size, 80 bytes smem
 """
-    usage = resources.usage_of_cubin(ptx, log)["one"]
-    assert (usage.threads, usage.registers, usage.spills, usage.shared_static) == (128, 96, 880, 80)
-    assert (usage.registers_needed, usage.shared_base, usage.shared_per_state_tile) == (96, 272, 0)
+    usage = usage_of_nvidia(ptx, log)["one"]
+    assert [*usage.values()] == [128, 96, 880, 80, 96, 272, 0]
 
 
 def wheel(folder: Path, out: Path, **environment: str) -> tuple[str, zipfile.ZipFile]:
@@ -319,11 +318,9 @@ def test_wheel_without_any_compiler_says_so_loudly(package: Path, tmp_path: Path
 def test_wheel_carries_the_emulator_when_told(package: Path, tmp_path: Path) -> None:
     _, made = wheel(package, tmp_path / "dist", TWINRUN_KERNEL_ARCHS="cpu")
     names = [name for name in made.namelist() if "/objects/" in name]
-    kernels = ("small_many_kernel", "small_plain")
     assert "twinrun_mamba/csrc/unit.cpp" in made.namelist()
-    # kernels.json, the library of all kernels, and how each is launched.
-    assert len(names) == 2 + len(kernels)
-    assert {f"twinrun_mamba/objects/cpu/{kernel}.json" for kernel in kernels} < set(names)
+    # kernels.json, the library of all kernels, and what it has.
+    assert len(names) == 3
     index = json.loads(made.read("twinrun_mamba/objects/kernels.json"))
     assert list(index["archs"]) == ["cpu"]
     assert made.filename is not None
@@ -345,9 +342,10 @@ def test_one_command_builds_what_a_fresh_environment_installs(package: Path, tmp
     subprocess.run([python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", path], check=True)
     code = (
         "import twinrun_mamba.compile as made\n"
+        "from twinrun_mamba.units import SOURCES, Unit\n"
         "index = made.read_index(made.OBJECTS)['archs']\n"
         "for arch in index:\n"
-        "    assert sorted(made.read_kernels(made.OBJECTS, arch)) == index[arch]['kernels']\n"
+        "    assert all(Unit.of(arch, one, SOURCES).read(made.OBJECTS) for one in index[arch]['kernels'])\n"
         "print(*index)"
     )
     done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from sources import KERNELS, copy_sources
 from twinrun_mamba import compile as compiler
-from twinrun_mamba import targets, units
+from twinrun_mamba import targets
 
 SOURCE = Path(__file__).with_name("portable_checks.cpp").read_text(encoding="utf-8")
 THREADS = 128
@@ -44,8 +44,8 @@ class Emulator:
 
     def start(self, name: str, params: bytes, blocks: int, threads: int, shared: int) -> int:
         """Return the kernel's status."""
-        entry = units.read(self.objects / "cpu", name)
-        self.library = ctypes.CDLL(str(self.objects / "cpu" / entry["object"]))
+        (library,) = (self.objects / "cpu").glob("*.so")
+        self.library = ctypes.CDLL(str(library))
         self.library.emulator_message.restype = ctypes.c_char_p
         kernel = getattr(self.library, f"{name}_w{self.warp_size}")
         kernel.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int, ctypes.c_size_t)

@@ -108,7 +108,7 @@ def launcher(backend: str, device: torch.device) -> Launcher | None:
         logger.info("reference on %s: %s", device, reason)
         return None
     made = _emulated(chosen, device) if chosen.startswith("emulated") else _native(chosen, device)
-    logger.info("%s on %s: %s, %s", chosen, device, made.code_object.path.name, reason)
+    logger.info("%s on %s: %s, %s", chosen, device, made.code_object.arch, reason)
     return made
 
 

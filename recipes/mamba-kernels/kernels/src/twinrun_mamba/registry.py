@@ -8,17 +8,16 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import torch
 
+from twinrun_mamba import compile as compiler
 from twinrun_mamba import units
-from twinrun_mamba.compile import INDEX, build_kernels, read_index
-from twinrun_mamba.compile import OBJECTS as OWN
 from twinrun_mamba.targets import TARGETS, CompileError
+from twinrun_mamba.units import Unit
 
 # Names the folder of compiled code, in place of the package's own.
 OBJECTS = "TWINRUN_MAMBA_OBJECTS"
@@ -45,90 +44,57 @@ class Kernel:
         return self.shared_base + self.shared_per_state_tile * -(-states // 16)
 
 
-@dataclass(frozen=True)
-class CodeObject:
-    """The compiled kernels of one architecture; `path` is their folder."""
-
-    arch: str
-    path: Path
-    kernels: Mapping[str, Kernel]
-    # Its kernels wait by themselves for the kernel before, and may start while that one runs.
-    overlaps: bool = False
-
-    def kernel(self, name: str) -> Kernel:
-        """Return a kernel; ArchitectureError when there is none of this name."""
-        found = self.kernels.get(name)
-        if found is None:
-            raise ArchitectureError(f"{self.path.name} has no kernel {name}, has {', '.join(self.kernels)}")
-        return found
-
-
 @dataclass(frozen=True, eq=False)
-class Compiled(Mapping[str, Kernel]):
-    """The kernels that a folder of compiled code has for an architecture, by name.
+class CodeObject:
+    """The kernels of one architecture, in a folder of compiled code; what it lacks is compiled."""
 
-    One that it lacks, or that was made from other sources, is compiled.
-    """
-
-    objects: Path
     arch: str
+    objects: Path
     _found: dict[str, Kernel] = field(default_factory=dict)
 
-    def __getitem__(self, name: str) -> Kernel:
-        """Return a kernel, compiling it and those that are called with it if need be."""
+    @property
+    def overlaps(self) -> bool:
+        """Whether kernels wait by themselves for the kernel before, and may start while that one runs."""
+        return TARGETS[self.arch].overlaps
+
+    def kernel(self, name: str) -> Kernel:
+        """Return a kernel; ArchitectureError when there is none of this name, or it cannot be compiled."""
         if name not in self._found:
-            self._found[name] = self._read(self.objects, name) or self._made(name)
+            unit = Unit.of(self.arch, name, units.SOURCES)
+            places = (self.objects, cache_folder())
+            objects = next((one for one in places if unit.read(one)), None) or self._compile(name)
+            entry = unit.read(objects)
+            usage = entry["kernels"].get(name)
+            if usage is None:
+                raise ArchitectureError(f"{self.arch} has no kernel {name}")
+            sizes = {key: usage[key] for key in ("threads", "shared_base", "shared_per_state_tile")}
+            self._found[name] = Kernel(**sizes, path=objects / self.arch / entry["object"])
         return self._found[name]
 
-    def __iter__(self) -> Iterator[str]:
-        """Go through the names of what is compiled."""
-        return (path.stem for path in sorted((self.objects / self.arch).glob("*.json")))
-
-    def __len__(self) -> int:
-        """Return how many are compiled."""
-        return sum(1 for _ in self)
-
-    def _read(self, objects: Path, name: str) -> Kernel | None:
-        folder = objects / self.arch
-        entry = units.read(folder, name)
-        if entry is None or self._is_stale(entry):
-            return None
-        fields = ("threads", "shared_base", "shared_per_state_tile")
-        return Kernel(**{key: int(entry[key]) for key in fields}, path=folder / entry["object"])
-
-    def _is_stale(self, entry: Mapping[str, str]) -> bool:
-        """Say whether a kernel is of other sources than those that lie here."""
-        if not (units.SOURCES / units.LISTING).is_file():
-            return False
-        flags = TARGETS[self.arch].flags
-        return units.digest(units.SOURCES, entry["header"], (self.arch, *flags)) != entry["source"]
-
-    def _made(self, name: str) -> Kernel:
-        for objects in (self.objects, cache_folder()):
-            if not _is_writable(objects):
-                continue
-            if found := self._read(objects, name):
-                return found
-            try:
-                made = build_kernels(self.arch, name, objects=objects, say=logger.warning)
-            except CompileError as error:
-                raise ArchitectureError(f"{name} cannot be compiled for {self.arch}: {error}") from error
-            found = self._read(objects, name) if made else None
-            if found:
-                return found
-        raise KeyError(name)
+    def _compile(self, name: str) -> Path:
+        """Compile a kernel with those that are called with it; return the folder in which they are."""
+        found = TARGETS[self.arch].compiler()
+        names = units.kernels_of(self.arch, found, units.SOURCES) if found else []
+        if name not in names:
+            why = "it has none of this name" if names else f"needs {TARGETS[self.arch].needs}, found none"
+            raise ArchitectureError(f"no kernel {name} for {self.arch}: {why}")
+        objects = next(place for place in (self.objects, cache_folder()) if _is_writable(place))
+        wanted = [Unit.of(self.arch, one, units.SOURCES) for one in units.called_together(name, names)]
+        try:
+            compiler.make(wanted, sources=units.SOURCES, objects=objects, say=logger.warning)
+        except CompileError as error:
+            raise ArchitectureError(f"{name} cannot be compiled for {self.arch}: {error}") from error
+        return objects
 
 
 def folder() -> Path:
     """Return where code objects lie: TWINRUN_MAMBA_OBJECTS, else in the package."""
-    return Path(os.environ.get(OBJECTS) or OWN)
+    return Path(os.environ.get(OBJECTS) or compiler.OBJECTS)
 
 
 def sources_of(arch: str) -> str:
-    """Return the start of a hash of an architecture's sources; empty where they are not here."""
-    if not arch or not (units.SOURCES / units.LISTING).is_file():
-        return ""
-    return units.digest(units.SOURCES, units.LISTING, (arch, *TARGETS[arch].flags))[:12]
+    """Return the start of a hash of an architecture's sources."""
+    return units.digest(units.SOURCES, units.LISTING, (arch, *TARGETS[arch].flags))[:12] if arch else ""
 
 
 def cache_folder() -> Path:
@@ -165,19 +131,13 @@ def code_objects(where: Path) -> dict[str, CodeObject]:
 
     The package's own folder also has those whose compiler is here: their kernels are compiled when called.
     """
-    index = where / INDEX
-    listed = read_index(where)["archs"] if index.is_file() else {}
-    found = {arch: entry.get("overlaps") is True for arch, entry in listed.items()}
-    if where == OWN and (units.SOURCES / units.LISTING).is_file():
-        for arch, target in TARGETS.items():
-            if arch not in found and target.compiler() is not None:
-                found[arch] = target.entry.get("overlaps") is True
+    index = where / compiler.INDEX
+    found = [*compiler.read_index(where)["archs"]] if index.is_file() else []
+    if where == compiler.OBJECTS:
+        found += [arch for arch, target in TARGETS.items() if arch not in found and target.compiler()]
     if not found and not index.is_file():
         raise ArchitectureError(f'{index} does not exist: no kernel is built; allowed: backend="reference"')
-    return {
-        arch: CodeObject(arch, where / arch, Compiled(where, arch), overlaps=overlaps)
-        for arch, overlaps in found.items()
-    }
+    return {arch: CodeObject(arch, where) for arch in found}
 
 
 def code_object_of(device: torch.device, *, ptx: bool = False) -> CodeObject:

@@ -1,4 +1,4 @@
-"""The compilers, and how each makes the code of one kernel for an architecture."""
+"""The compilers, and how each makes the code of one kernel, or of the emulator, for an architecture."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-from twinrun_mamba.resources import Usage, usage_of_amd, usage_of_cubin, usage_of_ptx
-from twinrun_mamba.units import LISTING, Unit, units_of
 
 GPU_ARCHS = ("sm_80", "sm_90", "ptx", "gfx90a", "gfx942", "gfx950")
 # The emulator is for tests, and code of the machine that it was built on: wheels do without.
@@ -31,6 +28,9 @@ AMD_FLAGS = (
     "-fuse-cuid=none",
 )
 CPU_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-Wno-unknown-pragmas")
+Usage = dict[str, int]
+"""What a kernel needs: `threads` of a block; `registers` and `spills` in bytes of a thread; `shared_static`;
+`registers_needed`, `shared_base` and `shared_per_state_tile` as its LaunchSizes say, see launch_sizes.h."""
 
 
 class CompileError(RuntimeError):
@@ -66,9 +66,8 @@ class Compiler:
         command = [self.path, *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise CompileError(
-                f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr}{done.stdout}"
-            )
+            said = f"exit status {done.returncode}\n{done.stderr}{done.stdout}"
+            raise CompileError(f"{' '.join(command)}: {said}")
         return done.stderr + done.stdout
 
 
@@ -98,58 +97,78 @@ def _major(program: str, pattern: str = r"version (\d+)") -> int:
 
 
 @dataclass(frozen=True)
-class BuildTarget:
-    """How an architecture's kernels are made: `build` compiles a unit and returns what its kernels need."""
+class Target:
+    """How an architecture's code is made: `build` compiles and returns what each kernel needs.
 
-    arch: str
+    It takes the compiler, the flags, what selects a kernel, the folder of the sources and the file to make.
+    """
+
     suffix: str
     needs: str
     compiler: Callable[[], Compiler | None]
-    flags: Sequence[str]
-    listing: Sequence[str]
-    build: Callable[[Compiler, Sequence[str], Path, Unit, Path], dict[str, Usage]]
-    entry: Mapping[str, list[int] | bool] = field(default_factory=dict)
-    # All kernels are one unit, else each is.
-    whole: bool = False
-    # Its kernels are written to fit into registers; where a compiler lacks some, that is said.
-    fits: bool = False
-
-    def units(self, compiler: Compiler, sources: Path) -> list[Unit]:
-        """Return the units that the sources have; CompileError where they have no kernel."""
-        text = compiler.run(*self.listing, "-E", "-DLIST_KERNELS", sources / LISTING)
-        found = units_of(text)
-        if not found:
-            raise CompileError(f"{sources / LISTING}: defines no kernel")
-        return [Unit(tuple(unit.name for unit in found), LISTING)] if self.whole else found
+    flags: tuple[str, ...]
+    """Of the architecture."""
+    common: tuple[str, ...]
+    """Of all architectures of the compiler, for the preprocessor too."""
+    build: Callable[[Compiler, Sequence[str], Sequence[str], Path, Path], dict[str, Usage]]
+    overlaps: bool = False
+    """Kernels wait by themselves for the kernel before, and may start while that one runs."""
 
 
-def _build_ptx(
-    nvcc: Compiler, flags: Sequence[str], sources: Path, unit: Unit, out: Path
-) -> dict[str, Usage]:
-    nvcc.run(*NVIDIA_FLAGS, *flags, *unit.defines, "-ptx", sources / "unit.cpp", "-o", out)
-    return usage_of_ptx(out.read_text(encoding="ascii"))
-
-
-def _build_cubin(
-    nvcc: Compiler, flags: Sequence[str], sources: Path, unit: Unit, out: Path
+def _nvidia(
+    nvcc: Compiler, flags: Sequence[str], defines: Sequence[str], sources: Path, out: Path
 ) -> dict[str, Usage]:
     ptx = out.with_suffix(".ptx")
     virtual = [flag.replace("sm_", "compute_") for flag in flags]
-    _build_ptx(nvcc, virtual, sources, unit, ptx)
-    log = nvcc.run(*flags, "-cubin", "-Xptxas", "-v", ptx, "-o", out)
-    return usage_of_cubin(ptx.read_text(encoding="ascii"), log)
+    nvcc.run(*NVIDIA_FLAGS, *virtual, *defines, "-ptx", sources / "unit.cpp", "-o", ptx)
+    log = "" if out == ptx else nvcc.run(*flags, "-cubin", "-Xptxas", "-v", ptx, "-o", out)
+    return usage_of_nvidia(ptx.read_text(encoding="ascii"), log)
 
 
-def _build_hsaco(
-    clang: Compiler, flags: Sequence[str], sources: Path, unit: Unit, out: Path
+def usage_of_nvidia(ptx: str, log: str) -> dict[str, Usage]:
+    """Return what a kernel needs by its PTX and by what `ptxas -v` printed, where it was assembled."""
+    kernel = re.search(r"\.entry (\w+)\(", ptx)
+    words = re.search(r"_launch\[12\](?: = \{([\d, ]+)\})?;", ptx)
+    assert kernel is not None
+    assert words is not None
+    # Zeros at the end are left out.
+    listed = bytes(map(int, filter(None, (words[1] or "").split(", ")))).ljust(12, b"\0")
+    usage = {
+        "threads": _number(r"\.maxntid (\d+)", ptx),
+        "registers": _number(r"Used (\d+) registers", log),
+        "spills": _number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log),
+        "shared_static": _number(r"(\d+) bytes smem", log),
+    }
+    return {kernel[1]: usage | _launch(int.from_bytes(listed[i : i + 4], "little") for i in (0, 4, 8))}
+
+
+def _amd(
+    clang: Compiler, flags: Sequence[str], defines: Sequence[str], sources: Path, out: Path
 ) -> dict[str, Usage]:
-    clang.run(*AMD_FLAGS, *flags, *unit.defines, "-save-temps=obj", sources / "unit.cpp", "-o", out)
+    clang.run(*AMD_FLAGS, *flags, *defines, "-save-temps=obj", sources / "unit.cpp", "-o", out)
     (assembly,) = out.parent.glob("*.s")
-    return usage_of_amd(assembly.read_text(encoding="utf-8"))
+    text = assembly.read_text(encoding="utf-8")
+    fields = dict(re.findall(r"^    \.(\w+): +(\w+)$", text.partition(".amdgpu_metadata")[2], re.MULTILINE))
+    (listed,) = re.findall(r"_launch:\n((?:\t\.(?:long|zero)\t.+\n)+)", text)
+    words: list[int] = []
+    for kind, number in re.findall(r"\.(long|zero)\t(\d+)", listed):
+        words += [int(number)] if kind == "long" else [0] * (int(number) // 4)
+    # A frame is also given to a kernel that keeps scalar registers in lanes of vector registers, and is then
+    # never touched.
+    touched = re.search(r"^\s+(scratch|buffer)_(load|store)", text, re.MULTILINE)
+    frame = int(fields["private_segment_fixed_size"]) if touched else 0
+    usage = {
+        "threads": int(fields["max_flat_workgroup_size"]),
+        "registers": int(fields["vgpr_count"]),
+        # Into scratch, or into accumulators.
+        "spills": max(frame, 4 * int(fields["vgpr_spill_count"])),
+        "shared_static": int(fields["group_segment_fixed_size"]),
+    }
+    return {fields["name"]: usage | _launch(words)}
 
 
-def _build_emulated(
-    cxx: Compiler, flags: Sequence[str], sources: Path, _unit: Unit, out: Path
+def _emulator(
+    cxx: Compiler, flags: Sequence[str], _defines: Sequence[str], sources: Path, out: Path
 ) -> dict[str, Usage]:
     """Compile all kernels for both sizes of warps, side by side, and the emulator that runs them."""
     made = {
@@ -160,53 +179,43 @@ def _build_emulated(
     with ThreadPoolExecutor(len(made)) as pool:
         list(pool.map(lambda path: cxx.run(*flags, *made[path], "-c", "-o", path), made))
     cxx.run("-shared", "-s", *made, "-o", out, "-pthread", "-lstdc++")
-    return usage_of_emulator(out)
-
-
-def usage_of_emulator(path: Path) -> dict[str, Usage]:
-    """Return the emulator's kernels: it lists each for both sizes of warps, the larger ones serve both."""
-    library = ctypes.CDLL(str(path))
+    library = ctypes.CDLL(str(out))
     library.emulator_kernels.restype = ctypes.c_char_p
     found: dict[str, tuple[int, ...]] = {}
+    # Each is listed for both sizes of warps, the larger ones serve both.
     for line in library.emulator_kernels().decode().splitlines():
         name, *sizes = line.split()
         found[name] = tuple(map(max, map(int, sizes), found.get(name, (0, 0, 0, 0))))
     return {
-        name: Usage(threads, registers_needed=needed, shared_base=base, shared_per_state_tile=a_tile)
-        for name, (threads, needed, base, a_tile) in found.items()
+        name: {"threads": threads, "registers": 0, "spills": 0, "shared_static": 0} | _launch(words)
+        for name, (threads, *words) in found.items()
     }
 
 
-def _build_targets() -> dict[str, BuildTarget]:
-    # sm_90a is sm_90 with what later GPUs are not promised to have, such as registers that warps hand on to
-    # each other; its code runs on 9.0 alone, which is all that there is of 9.x.
-    # It also waits by itself for the kernel before, so that a launch may overlap that one.
-    nvcc = ("nvcc", nvidia_compiler)
-    cubins = [
-        BuildTarget(arch, ".cubin", *nvcc, (f"-arch={real}",), NVIDIA_FLAGS, _build_cubin, entry)
-        for arch, real, entry in (("sm_80", "sm_80", {}), ("sm_90", "sm_90a", {"overlaps": True}))
-    ]
-    clang = ("clang 19 with lld, or hipcc", amd_compiler)
-    # The oldest that were tried on it.
-    newer = ("clang 22 with lld, or hipcc 7", partial(amd_compiler, 22, 7))
-    code_objects = [
-        BuildTarget(
-            arch=arch,
-            suffix=".hsaco",
-            needs=needs,
-            compiler=found,
-            flags=(f"--offload-arch={arch}",),
-            listing=(*AMD_FLAGS, f"--offload-arch={arch}"),
-            build=_build_hsaco,
-            fits=True,
-        )
-        for arch, (needs, found) in (("gfx90a", clang), ("gfx942", clang), ("gfx950", newer))
-    ]
-    ptx = BuildTarget("ptx", ".ptx", *nvcc, ("-arch=compute_80",), NVIDIA_FLAGS, _build_ptx)
-    cxx = ("a C++17 compiler", cpu_compiler)
-    listing, sizes = ("-DEMULATED_WARP_SIZE=32",), {"warp_sizes": list(WARP_SIZES)}
-    cpu = BuildTarget("cpu", ".so", *cxx, CPU_FLAGS, listing, _build_emulated, sizes, whole=True)
-    return {target.arch: target for target in (*cubins, ptx, *code_objects, cpu)}
+def _launch(words: Iterable[int]) -> Usage:
+    return dict(zip(("registers_needed", "shared_base", "shared_per_state_tile"), words))
 
 
-TARGETS = _build_targets()
+def _number(pattern: str, text: str) -> int:
+    match = re.search(pattern, text)
+    return int(match[1]) if match else 0
+
+
+# sm_90a is sm_90 with what later GPUs are not promised to have, such as registers that warps hand on to each
+# other; its code runs on 9.0 alone, which is all that there is of 9.x. It also waits by itself for the kernel
+# before, so that a launch may overlap that one.
+_NVCC = ("nvcc", nvidia_compiler)
+_CLANG = ("clang 19 with lld, or hipcc", amd_compiler)
+# The oldest that were tried on it.
+_NEWER = ("clang 22 with lld, or hipcc 7", partial(amd_compiler, 22, 7))
+TARGETS = {
+    "sm_80": Target(".cubin", *_NVCC, ("-arch=sm_80",), NVIDIA_FLAGS, _nvidia),
+    "sm_90": Target(".cubin", *_NVCC, ("-arch=sm_90a",), NVIDIA_FLAGS, _nvidia, overlaps=True),
+    "ptx": Target(".ptx", *_NVCC, ("-arch=compute_80",), NVIDIA_FLAGS, _nvidia),
+    "gfx90a": Target(".hsaco", *_CLANG, ("--offload-arch=gfx90a",), AMD_FLAGS, _amd),
+    "gfx942": Target(".hsaco", *_CLANG, ("--offload-arch=gfx942",), AMD_FLAGS, _amd),
+    "gfx950": Target(".hsaco", *_NEWER, ("--offload-arch=gfx950",), AMD_FLAGS, _amd),
+    "cpu": Target(
+        ".so", "a C++17 compiler", cpu_compiler, CPU_FLAGS, ("-DEMULATED_WARP_SIZE=32",), _emulator
+    ),
+}

@@ -1,9 +1,8 @@
-"""Units of compilation, kept by what they are made from: a kernel for a GPU, all kernels for the emulator.
+"""Units of compilation: a kernel for a GPU, all kernels for the emulator, named by a digest of their sources.
 
-A folder of compiled code has a folder for each architecture. There `<kernel>.json` says how a kernel is
-launched and which file beside it has its code; it is replaced once that file is whole, so whoever reads it
-finds either the kernel of before or the new one. A file's name ends in the start of a hash over sources,
-flags and compiler.
+A folder of compiled code has a folder for each architecture. There `<unit>-<digest>.json` says which file
+beside it has the code, which compiler made it and what its kernels need; it is written last, so whoever finds
+it has all of it.
 """
 
 from __future__ import annotations
@@ -12,96 +11,99 @@ import fcntl
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Of a checkout, else what a wheel carries: kernels that it lacks are compiled when they are first called.
+from twinrun_mamba.targets import TARGETS, CompileError, Compiler
+
+# Of a checkout, else what a wheel carries.
 _PACKAGE = Path(__file__).resolve().parent
 SOURCES = next(
     (folder for folder in (_PACKAGE.parents[1] / "csrc", _PACKAGE / "csrc") if folder.is_dir()),
     _PACKAGE / "csrc",
 )
-# Lists every kernel; a unit is compiled from the file that defines its kernels.
+# Lists every kernel; a kernel is defined in the header that begins its name.
 LISTING = "kernels.cpp"
-# What every unit is compiled from beside that file. The Python says how.
-SHARED = ("unit.cpp", "emulated_kernels.cpp", "emulator.cpp")
-MAKERS = ("resources.py", "targets.py")
-
+# What every unit is compiled from beside that. The Python says how.
+_SHARED = ("unit.cpp", "emulated_kernels.cpp", "emulator.cpp")
 _INCLUDE = re.compile(r'^#include "([\w.]+)"', re.MULTILINE)
-_MARKER = re.compile(r'^#(?:line)? ?\d+ "([^"\n]*)"|LISTED_KERNEL (\w+)', re.MULTILINE)
-_PASS = re.compile(r"(scan|conv)_(?:split_forward|split_backward|forward|backward|reduce|update)_?(\w*)")
-# The longest first, so that none is alone at the end.
-_LONG = ("scan_backward", "scan_forward", "conv_backward", "scan_split")
+_PASS = re.compile(r"(scan|conv)_(?:split_forward|split_backward|forward|backward)(_\w+)")
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Kernels that are compiled together, and the file of the sources that defines them."""
+    """What is compiled together for an architecture."""
 
-    kernels: tuple[str, ...]
+    arch: str
+    name: str
     header: str
+    digest: str
 
-    @property
-    def name(self) -> str:
-        """Return the kernel's name, or that of the file for several."""
-        return self.kernels[0] if len(self.kernels) == 1 else Path(self.header).stem
+    @classmethod
+    def of(cls, arch: str, kernel: str, sources: Path) -> Unit:
+        """Return the unit that has a kernel."""
+        whole = arch == "cpu"
+        header = LISTING if whole else f"{kernel.partition('_')[0]}_kernels.h"
+        flags = (arch, *TARGETS[arch].flags)
+        return cls(arch, "kernels" if whole else kernel, header, digest(sources, header, flags))
 
     @property
     def defines(self) -> tuple[str, ...]:
         """Return what unit.cpp is compiled with."""
-        return f"-DUNIT={self.header}", *(f"-DSELECT_{kernel}=SELECTED" for kernel in self.kernels)
+        return f"-DUNIT={self.header}", f"-DSELECT_{self.name}=SELECTED"
+
+    @property
+    def stem(self) -> str:
+        """Return the name of its files."""
+        return f"{self.name}-{self.digest[:12]}"
+
+    def read(self, objects: Path) -> Any:
+        """Return what is known of it in a folder of compiled code, None where it is not there."""
+        try:
+            return json.loads((objects / self.arch / f"{self.stem}.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
 
-def digest(sources: Path, header: str, flags: Sequence[str]) -> str:
-    """Return a hash of all that a header's code, and what is listed of it, is made from, but the compiler."""
-    return hashlib.sha256("\0".join((_content(sources, (header, *SHARED)), *flags)).encode()).hexdigest()
+def digest(sources: Path, header: str, flags: Collection[str]) -> str:
+    """Return a hash of all that a header's code is made from, but the compiler."""
+    found, waiting, seen = hashlib.sha256("\0".join(flags).encode()), [header, *_SHARED], set()
+    while waiting:
+        name = waiting.pop(0)
+        path = sources / name
+        if name not in seen and path.is_file():
+            content = path.read_bytes()
+            found.update(name.encode() + b"\0" + content)
+            waiting += _INCLUDE.findall(content.decode())
+        seen.add(name)
+    found.update((_PACKAGE / "targets.py").read_bytes())
+    return found.hexdigest()
 
 
-def units_of(preprocessed: str) -> list[Unit]:
-    """Return the units that the preprocessor found in `kernels.cpp`, the longest to compile first."""
-    header, found = LISTING, []
-    for file, kernel in _MARKER.findall(preprocessed):
-        if kernel:
-            found.append(Unit((kernel,), header))
-        else:
-            header = Path(file).name
-    long = {prefix: place for place, prefix in enumerate(_LONG)}
-    places = {
-        unit: next((place for prefix, place in long.items() if unit.name.startswith(prefix)), len(long))
-        for unit in found
-    }
-    return sorted(found, key=lambda unit: (places[unit], unit.name))
+def kernels_of(arch: str, compiler: Compiler, sources: Path) -> list[str]:
+    """Return the kernels that the preprocessor finds in the listing, the longest to compile first."""
+    target = TARGETS[arch]
+    text = compiler.run(*target.common, *target.flags, "-E", "-DLIST_KERNELS", sources / LISTING)
+    found = re.findall(r"LISTED_KERNEL (\w+)", text)
+    if not found:
+        raise CompileError(f"{sources / LISTING}: defines no kernel")
+    return sorted(found, key=lambda name: ("backward" not in name, name))
 
 
 def called_together(kernel: str, among: Collection[str]) -> list[str]:
     """Return the kernels that a call and its backward pass start beside one, that one first."""
     match = _PASS.fullmatch(kernel)
-    # A step of generation has no backward pass.
-    if match is None or kernel.startswith("conv_update"):
+    if match is None:
         return [kernel]
     operation, kind = match.groups()
-    kinds = {kind.rpartition("_")[2]: False, "": False, kind: True}
-    others = []
-    for other in sorted(set(among) - {kernel}):
-        found = _PASS.fullmatch(other)
-        if found is None or found[1] != operation or found[2] not in kinds:
-            continue
-        # What reduces is for a type, or for all of them.
-        if kinds[found[2]] or other.startswith(f"{operation}_reduce"):
-            others.append(other)
-    return [kernel, *others]
-
-
-def read(folder: Path, kernel: str) -> Any:
-    """Return what is listed of a compiled kernel of an architecture's folder, None where there is none."""
-    try:
-        entry = json.loads((folder / f"{kernel}.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return entry if (folder / entry["object"]).is_file() else None
+    sums = {f"{operation}_reduce", f"{operation}_reduce_{kind.rpartition('_')[2]}"}
+    others = [
+        one for one in sorted(among) if (found := _PASS.fullmatch(one)) and found.groups() == match.groups()
+    ]
+    return list(dict.fromkeys([kernel, *others, *sorted(sums & set(among))]))
 
 
 def write(path: Path, content: object) -> None:
@@ -113,27 +115,10 @@ def write(path: Path, content: object) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold an architecture's folder: of several processes the first compiles and the others find its code."""
+    """Hold a folder: of several processes the first compiles and the others find its code."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         # On a file system without locks all compile, and each replaces whole files by the same ones.
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _content(sources: Path, names: tuple[str, ...]) -> str:
-    """Return a hash of files of the sources, of all that they include, and of the makers."""
-    digest, waiting, seen = hashlib.sha256(), list(names), set()
-    while waiting:
-        name = waiting.pop(0)
-        path = sources / name
-        if name in seen or not path.is_file():
-            continue
-        seen.add(name)
-        content = path.read_bytes()
-        digest.update(name.encode() + b"\0" + content)
-        waiting += _INCLUDE.findall(content.decode())
-    for name in MAKERS:
-        digest.update((_PACKAGE / name).read_bytes())
-    return digest.hexdigest()
