@@ -108,7 +108,9 @@ def made() -> Iterator[tuple[str, str]]:
 def result(name: str) -> str:
     """Return what the records of a recipe say, a line a record, with the link to its page."""
     recipe = PROJECT.recipe(name).recipe
-    origin = f"{recipe.publication.figure} of “{recipe.publication.title}”, {recipe.publication.by}."
+    origin = (
+        f"Published in “{recipe.publication.title}” ({recipe.publication.figure}) by {recipe.publication.by}."
+    )
     parts = [f"## {recipe.title}", f"{recipe.question} {origin}"]
     shown = selected(committed(name))
     if not shown:
