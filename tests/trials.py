@@ -66,13 +66,6 @@ INSIDE_SAVES = Trials(
     nightly=70,
     seed=None,
 )
-OTHER_RANKS = Trials(
-    fault="a chain of runs on 1, 2, 4 or 8 ranks, mode `canonical`",
-    promise="every loss as on one number of ranks",
-    change=1,
-    nightly=10,
-    seed=20,
-)
 ALL = (
     KILLED_RANK,
     KILLED_LAUNCHER,
@@ -81,5 +74,4 @@ ALL = (
     DAMAGED_DATA,
     FULL_DISK,
     PICKLES,
-    OTHER_RANKS,
 )

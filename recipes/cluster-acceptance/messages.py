@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peers import gathered, host, join
+from peers import exchange, gathered, host, join
 
 from twinrun.protocol.checks import ChecksJob
 from twinrun.train.checks import CheckError
@@ -17,25 +17,24 @@ EXCLUDE = "exclude the node, then test its memory and links"
 def rank_communication(job: ChecksJob) -> None:
     """Send a message of every size around the ring of ranks."""
     import torch  # noqa: PLC0415 - only in the check's own process
-
-    from twinrun.train.links import Links  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
 
     device = join(job)
-    links = Links()
-    following, preceding = (links.rank + 1) % links.size, (links.rank - 1) % links.size
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    following, preceding = (rank + 1) % ranks, (rank - 1) % ranks
     spoilt = []
-    for size in SIZES if links.size > 1 else ():
+    for size in SIZES if ranks > 1 else ():
         arrived = torch.zeros(size, dtype=torch.int64, device=device)
-        sent = message(links.rank, size).to(device)
-        links.start(sends=[(sent, following)], receives=[(arrived, preceding)]).wait()
+        sent = message(rank, size).to(device)
+        exchange(sent, following, arrived, preceding)
         if not torch.equal(arrived.cpu(), pattern(preceding, size)):
             spoilt.append(size)
     answers = gathered([host(), spoilt], device)
-    bad = [(rank, sizes) for rank, (_, sizes) in enumerate(answers) if sizes]
+    bad = [(place, sizes) for place, (_, sizes) in enumerate(answers) if sizes]
     if bad:
-        senders = [answers[(rank - 1) % links.size][0] for rank, _ in bad]
+        senders = [answers[(place - 1) % ranks][0] for place, _ in bad]
         shown = ", ".join(
-            f"rank {(rank - 1) % links.size} to {rank} at {sizes} elements" for rank, sizes in bad
+            f"rank {(place - 1) % ranks} to {place} at {sizes} elements" for place, sizes in bad
         )
         raise CheckError(f"messages arrive changed: {shown}", remedy=NETWORK, nodes=senders)
 

@@ -38,6 +38,15 @@ def join(job: ChecksJob) -> Any:
     return device
 
 
+def exchange(sent: Any, to: int, arrived: Any, of: int) -> None:
+    """Send a message to one rank and receive one of another at the same time."""
+    import torch.distributed as dist  # noqa: PLC0415 - only in the check's own process
+
+    both = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, arrived, of)]
+    for work in dist.batch_isend_irecv(both):
+        work.wait()
+
+
 def gathered(value: Any, device: Any) -> list[Any]:
     """Return what every rank tells, in the order of ranks, as JSON."""
     import torch  # noqa: PLC0415

@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from peers import LEAST_SHARE, demand_peers, gathered, host, join, slow
+from peers import LEAST_SHARE, demand_peers, exchange, gathered, host, join, slow
 
 from twinrun.protocol.checks import ChecksJob
 from twinrun.train.checks import CheckError
@@ -21,33 +22,31 @@ ROUNDS = 8
 # Small messages take different ways through switches; what is wrong takes many times as long.
 LATENCY_SHARE = 0.5
 REMEDY = "see speed, duplex and error counters of its interface and switch port; exclude it until then"
-Move = Callable[[Any, tuple[int, int], Any], None]
+Move = Callable[[int, bool, Any], None]
+"""Takes the other rank of a pair, whether this one is its first, and what is moved."""
 Messages = Sequence[tuple[int, int]]
 
 
 def link_performance(job: ChecksJob) -> None:
     """Exchange large and small messages between neighbouring nodes."""
 
-    def exchange(links: Any, pair: tuple[int, int], buffer: Any) -> None:
-        other = pair[1] if links.rank == pair[0] else pair[0]
-        arrived = buffer.new_empty(buffer.shape)
-        links.start(sends=[(buffer, other)], receives=[(arrived, other)]).wait()
+    def move(other: int, _first: bool, buffer: Any) -> None:
+        exchange(buffer, other, buffer.new_empty(buffer.shape), other)
 
-    _compare(job, exchange, LARGE, "GB/s of a link")
-    _compare(job, exchange, SMALL, "messages of 8 bytes, GB/s", share=LATENCY_SHARE)
+    _compare(job, move, LARGE, "GB/s of a link")
+    _compare(job, move, SMALL, "messages of 8 bytes, GB/s", share=LATENCY_SHARE)
 
 
 def collective_performance(job: ChecksJob) -> None:
     """Reduce a buffer between neighbouring nodes, so that one slow node does not slow all."""
 
-    def reduce(links: Any, pair: tuple[int, int], buffer: Any) -> None:
-        other = pair[1] if links.rank == pair[0] else pair[0]
+    def reduce(other: int, first: bool, buffer: Any) -> None:
         halves = buffer.tensor_split(2)
-        own, given = halves if links.rank == pair[0] else reversed(halves)
+        own, given = halves if first else reversed(halves)
         arrived = own.new_empty(own.shape)
-        links.start(sends=[(given, other)], receives=[(arrived, other)]).wait()
+        exchange(given, other, arrived, other)
         own.add_(arrived)
-        links.start(sends=[(own, other)], receives=[(given, other)]).wait()
+        exchange(own, other, given, other)
 
     _compare(job, reduce, LARGE, "GB/s of an all-reduce")
 
@@ -74,9 +73,6 @@ def measured(device: Any, move: Move, messages: Messages) -> dict[str, float]:
 
     A slow node slows both of its pairs; its neighbours have another pair each.
     """
-    from twinrun.train.links import Links  # noqa: PLC0415
-
-    links = Links()
     firsts: dict[str, int] = {}
     for rank, name in enumerate(gathered(host(), device)):
         firsts.setdefault(name, rank)
@@ -84,21 +80,24 @@ def measured(device: Any, move: Move, messages: Messages) -> dict[str, float]:
     rates: dict[str, float] = {}
     for place in range(len(nodes)) if len(nodes) > 1 else ():
         pair = (ranks[place], ranks[(place + 1) % len(nodes)])
-        rate = _rate(device, move, messages, links=links, pair=pair)
+        rate = _rate(device, move, messages, pair=pair)
         for name in (nodes[place], nodes[(place + 1) % len(nodes)]):
             rates[name] = max(rates.get(name, 0.0), rate)
     return rates
 
 
-def _rate(device: Any, move: Move, messages: Messages, *, links: Any, pair: tuple[int, int]) -> float:
+def _rate(device: Any, move: Move, messages: Messages, *, pair: tuple[int, int]) -> float:
     """Return the GB/s of a pair for the last of `messages`, or for the first that take long."""
     import torch  # noqa: PLC0415 - only in the check's own process
+    import torch.distributed as dist  # noqa: PLC0415
 
-    rate = 0.0
+    rank, rate = dist.get_rank(), 0.0
+    other = pair[rank == pair[0]]
     for size, count in messages:
         spent, buffer = 0.0, torch.zeros(max(1, size // 4), device=device)
-        if links.rank in pair:
-            spent = min(timed(lambda sent=buffer: move(links, pair, sent)) for _ in range(count))
+        if rank in pair:
+            call = partial(move, other, rank == pair[0], buffer)
+            spent = min(timed(call) for _ in range(count))
         slowest = max(gathered(spent, device))
         rate = size / slowest / 1e9
         if slowest > LONG_SECONDS:

@@ -26,9 +26,10 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import write_atomically
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import liveness, ranks, worker
+from twinrun.train import building, rank, ranks
 from twinrun.train.checkpoint.state import InPlaceState, Parts
 from twinrun.train.data import Batch, targets_of
+from twinrun.train.loop import Engine
 from twinrun.train.models import Model
 from twinrun.train.optimizer import adamw, parameter_groups, set_learning_rate
 
@@ -57,11 +58,11 @@ def build(job: TrainingJob, device: torch.device) -> ZeroEngine | PipelineEngine
     """Return the engine of a job that has a layout, and write its configuration beside the result."""
     assert job.layout is not None
     config = configuration(job)
-    if ranks.rank() == 0:
+    if rank.number() == 0:
         write_atomically(Path(job.out) / CONFIG, json.dumps(config, indent=1) + "\n")
-    model = worker.build_model(job, device)
+    model = building.build_model(job, device)
     # Before anything splits them.
-    digest = worker.digest_of(model)
+    digest = building.digest_of(model)
     if job.layout.replicas > 1:
         return PipelineEngine(job, _pipeline(model, job), config, weights_hash=digest)
     if job.layout.experts is not None:
@@ -69,7 +70,7 @@ def build(job: TrainingJob, device: torch.device) -> ZeroEngine | PipelineEngine
     return ZeroEngine(job, model, config, weights_hash=digest)
 
 
-class DeepSpeedEngine:
+class DeepSpeedEngine(Engine):
     """A model in the engine of DeepSpeed that suits it."""
 
     def __init__(
@@ -106,7 +107,7 @@ class ZeroEngine(DeepSpeedEngine):
         total = torch.zeros((), dtype=torch.float64, device=tokens_BS.device)
         for part_BS in tokens_BS.split(self._job.microbatch):
             loss = self.engine(part_BS, targets_of(part_BS))
-            liveness.beat("backward and optimizer")
+            rank.beat("backward and optimizer")
             self.engine.backward(loss)
             self.engine.step()
             total += loss.detach().double() * len(part_BS)
@@ -194,7 +195,7 @@ def _pipeline(model: Model, job: TrainingJob) -> PipelineModule:
     dims = [job.world_size // layout.replicas, layout.pipeline, layout.tensor]
     topology = ProcessTopology(axes=["data", "pipe", "model"], dims=dims)
     if layout.tensor > 1:
-        stages.split_tensors(model, _tensor_group(topology), rank=ranks.rank() % layout.tensor)
+        stages.split_tensors(model, _tensor_group(topology), rank=rank.number() % layout.tensor)
     first, last = _ends(model)
     return PipelineModule(
         layers=[

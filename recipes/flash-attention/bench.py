@@ -12,7 +12,7 @@ from baselines import baselines
 
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.bench import BenchJob, BenchResult, PeakRate
-from twinrun.train import worker
+from twinrun.train import rank
 from twinrun.train.bench import CheckedCall, Session
 from twinrun.train.measure import TimedOn, copy_rate
 
@@ -88,4 +88,4 @@ def rates(session: Session) -> list[PeakRate]:
 
 
 if __name__ == "__main__":
-    worker.run(bench, BenchJob)
+    rank.run(bench, BenchJob)

@@ -9,7 +9,7 @@ from torch import Tensor
 from twinrun.checkpoints.manifest import CheckpointManifest
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import data_parallel, ranks, worker
+from twinrun.train import building, data_parallel, rank
 from twinrun.train.checkpoint.state import Parts
 from twinrun.train.data import Batch
 from twinrun.train.models import Model
@@ -37,11 +37,8 @@ def start(job: TrainingJob) -> None:
 
 def build(job: TrainingJob, device: torch.device) -> QuantisedReplica:
     """Return what trains `job`; embedding, norms, attention, head and optimizer are PyTorch's own."""
-    model = worker.build_model(job, device)
-    digest = worker.digest_of(model)
-    engine = QuantisedReplica(job, model, data_parallel.fused_loss(model))
-    engine.weights_hash = digest
-    return engine
+    model = building.build_model(job, device)
+    return QuantisedReplica(job, model, data_parallel.fused_loss(model))
 
 
 class QuantisedReplica(data_parallel.DdpReplica):
@@ -53,7 +50,7 @@ class QuantisedReplica(data_parallel.DdpReplica):
         assert job.layout is not None
         place = f"recipe.toml:layouts.{job.point}.settings"
         settings = settings_of(job.layout.settings, place=place)
-        self._quantiser = Quantiser(settings, seed=job.training.seed, rank=ranks.rank(), device=self._device)
+        self._quantiser = Quantiser(settings, seed=job.training.seed, rank=rank.number(), device=self._device)
         quantise(model.blocks, self._quantiser, tokens=job.microbatch * job.shape.sequence, place=place)
         self._quantiser.begin(0)
         self._steps = torch.zeros((), dtype=torch.int64)

@@ -17,7 +17,7 @@ from operation import MODES, CheckedFunction, Operation
 
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.bench import EAGER, BenchJob, BenchResult, PeakRate
-from twinrun.train import worker
+from twinrun.train import rank
 from twinrun.train.bench import Session
 from twinrun.train.measure import copy_rate
 
@@ -114,4 +114,4 @@ def peak_rates(session: Session) -> list[PeakRate]:
 
 
 if __name__ == "__main__":
-    worker.run(bench, BenchJob)
+    rank.run(bench, BenchJob)

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import torch
 from compression import Codec
+from links import Links
 from ring import IN_FLIGHT, Ring, bucket_size
 from torch import Tensor
-
-from twinrun.train.links import Links
 
 Reduce = Callable[[Tensor], None]
 

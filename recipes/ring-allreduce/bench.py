@@ -9,16 +9,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from arithmetic import expected_bytes, in_words
+from links import Links
 from numbers_to_sum import DTYPES, error, fill
 from reducers import Reducer, chosen
 from torch import Tensor
 
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.bench import BenchJob, BenchResult, Traffic
-from twinrun.train import ranks, worker
+from twinrun.train import rank
 from twinrun.train.bench import CheckedCall, Session, bus_bytes_of_all_reduce
 from twinrun.train.device import collectives
-from twinrun.train.links import Links
 
 # Relative distance from the exact sum. Each of the ring's N - 1 sums of a chunk rounds, or is compressed.
 ALLOWED_ERRORS = {"fp32": 1e-5, "bf16": 3e-2, "int32": 1e-12, "int64": 1e-12}
@@ -34,7 +34,7 @@ def bench(job: BenchJob) -> BenchResult:
     session, links = Session(job), Links()
     settings: dict[str, Any] = job.settings
     reducers = chosen(settings, links)
-    if ranks.rank() == 0:
+    if rank.number() == 0:
         print(in_words(settings["bytes"], job.world_size))
     for dtype in settings["dtypes"]:
         buffer = torch.empty(
@@ -61,7 +61,7 @@ def measure(
         counted = links.busiest_bytes(session.device)
         traffic = Traffic(counted=counted, expected=expected, formula=formula)
     if reducer.takes_numbers:
-        fill(buffer, rank=ranks.rank(), seed=session.seed)
+        fill(buffer, rank=rank.number(), seed=session.seed)
         ours = replace(ours, call=functools.partial(reduce_anew, reducer, buffer, buffer.clone()))
     else:
         # Sums of sums would overflow while they are timed; zeros stay as they are and take as long.
@@ -90,7 +90,7 @@ def checked(session: Session, buffer: Tensor, reducer: Reducer) -> CheckedCall:
     sums = SUMS_WITH_FEEDBACK if reducer.compression.endswith("feedback") else 1
     total = torch.zeros_like(buffer) if sums > 1 else buffer
     for _ in range(sums):
-        fill(buffer, rank=ranks.rank(), seed=session.seed)
+        fill(buffer, rank=rank.number(), seed=session.seed)
         reducer(buffer)
         if sums > 1:
             total += buffer / sums
@@ -103,4 +103,4 @@ def checked(session: Session, buffer: Tensor, reducer: Reducer) -> CheckedCall:
 
 
 if __name__ == "__main__":
-    worker.run(bench, BenchJob)
+    rank.run(bench, BenchJob)

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from compression import Codec
+from links import Links
 from ring import IN_FLIGHT, Ring
 from torch import Tensor
 from torch.futures import Future
-
-from twinrun.train.links import Links
 
 
 class RingGradients:

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from algorithms import naive, ring, two_level
 from compression import CODECS
+from links import Links
 from ring import Ring
 from torch import Tensor
 
-from twinrun.train.job_files import rank_variable
-from twinrun.train.links import Links
+from twinrun.train import rank
 
 FEEDBACK, ENTROPY = "-feedback", "-entropy"
 
@@ -56,7 +56,7 @@ def chosen(settings: dict[str, Any], links: Links) -> list[Reducer]:
     """Return the all-reduces of a case; a two-level ring only where there are two levels."""
     pieces = {"bucket_bytes": settings["bucket_kib"] << 10 or None}
     overlap = pieces | {"in_flight": settings["in_flight"]}
-    inside = settings["ranks_per_node"] or rank_variable("LOCAL_WORLD_SIZE", links.size)
+    inside = settings["ranks_per_node"] or rank.variable("LOCAL_WORLD_SIZE", links.size)
     made = {"ring": lambda: ring(links, **overlap), "naive": lambda: naive(links, **pieces)}
     if 1 < inside < links.size and links.size % inside == 0:
         made["two-level"] = lambda: two_level(links, ranks_per_node=inside, **overlap)

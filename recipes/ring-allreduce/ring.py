@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 
 import torch
 from compression import Codec
+from links import Links, Transfer
 from torch import Tensor
-
-from twinrun.train.links import Links, Transfer
 
 IN_FLIGHT = 4
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.bench import COPY, BenchJob, BenchResult, Work
-from twinrun.train import worker
+from twinrun.train import rank
 from twinrun.train.bench import CheckedCall, Session
 from twinrun.train.measure import Function, copy_rate, distance
 
@@ -61,4 +61,4 @@ def checked(name: str, call: Function, exact_RC: Tensor) -> CheckedCall:
 
 
 if __name__ == "__main__":
-    worker.run(bench, BenchJob)
+    rank.run(bench, BenchJob)

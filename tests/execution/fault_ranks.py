@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.train.launcher import train
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import worker
+from twinrun.train import rank
 
 if __name__ == "__main__":
-    worker.run(train, TrainingJob)
+    rank.run(train, TrainingJob)

@@ -17,45 +17,52 @@ from twinrun.protocol.job import REFUSED
 from twinrun.protocol.pulse import FOLDER, RankState
 from twinrun.workloads.workload import Placement
 
+TIMEOUT = """Timeout (0:00:10)!
+Thread 0x00007f (most recent call first):
+  File "threading.py", line 331 in wait
+Thread 0x00007e (most recent call first):
+  File "train.py", line 7 in forward
+"""
+
 
 def state(rank: int, **known: object) -> RankState:
-    state = {"step": 12, "operation": "forward", "since": 100.0, "process": "S (sleeping)"}
+    state = {"step": 12, "operation": "forward", "since": 100.0, "limit": 10.2, "reaches_first": True}
     return RankState.model_validate(
         {"rank": rank, "host": f"node{rank // 2}", "pid": 4000 + rank} | state | known
     )
 
 
-def hung(rank: int, **known: object) -> RankState:
-    return state(rank, end="hung", silent_seconds=10.2, reaches_first=True, **known)
-
-
 @pytest.mark.parametrize(
     ("states", "expected"),
     [
-        ([hung(0), hung(1, process="T (stopped)")], "rank 1 on node0, pid 4001, .*; its process was stopped"),
-        ([hung(0), hung(1), state(2)], "rank 2 on node1, .*; its machine says nothing any more"),
+        ([state(0), state(1, quiet=12)], "rank 1 on node0, pid 4001, .*; its process was stopped"),
         (
-            [hung(0), hung(1), state(2, end="hung", reaches_first=False)],
+            [state(0), state(1), state(2, reaches_first=False)],
             "rank 2 on node1, .*; its machine does not reach that of rank 0",
         ),
         (
-            [hung(0), *(state(rank, end="hung", reaches_first=False) for rank in (2, 4))],
+            [state(0), *(state(rank, reaches_first=False) for rank in (2, 4))],
             "rank 0 on node0, .*; its machine is not reached from node1, node2",
         ),
-        ([hung(0), hung(1, step=11), hung(2)], "rank 1 .* at step 11: forward; it is the first of 3"),
-        ([hung(0), hung(1), hung(2, since=99.0)], "rank 2 .*; it is the first of 3 that fell silent"),
+        ([state(0), state(1, step=11), state(2)], "rank 1 .* at step 11: forward; it is the first of 3"),
+        ([state(0), state(1), state(2, since=99.0)], "rank 2 .*; it is the first of 3 that fell silent"),
     ],
 )
-def test_the_rank_that_the_others_waited_for_is_named(states: list[RankState], expected: str) -> None:
-    error = hang(states, point="nodes=2", logs=Path("/run/log"))
+def test_the_rank_that_the_others_waited_for_is_named(
+    tmp_path: Path, states: list[RankState], expected: str
+) -> None:
+    log = tmp_path / "stderr.log"
+    log.write_text(TIMEOUT)
+    error = hang(states, point="nodes=2", logs=tmp_path, log_of=lambda _: log)
     assert error is not None
     assert error.message == "the ranks made no progress for 10 s and were killed"
     assert re.search(expected, str(error.found)), error.found
+    assert str(error.found).endswith('; in "train.py", line 7 in forward')
 
 
-def test_ranks_that_ended_by_themselves_do_not_hang() -> None:
-    states = [state(0, end="lost"), state(1, end="done"), state(2)]
-    assert hang(states, point="nodes=2", logs=Path("/run/log")) is None
+def test_ranks_that_ended_by_themselves_do_not_hang(tmp_path: Path) -> None:
+    states = [state(0), state(1, end="done"), state(2, quiet=33)]
+    assert hang(states, point="nodes=2", logs=tmp_path) is None
     assert silent(states) == "rank 2 on node1, pid 4002, at step 12: forward"
 
 

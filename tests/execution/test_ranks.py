@@ -153,11 +153,11 @@ def test_ranks_that_were_told_to_end_and_have_saved_can_go_on(drive: Drive) -> N
 def test_ranks_that_hang_are_told_before_the_one_that_was_killed_first(drive: Drive) -> None:
     def play(job: Mapping[str, Any]) -> Play:
         for rank in range(2):
-            words = {"rank": rank, "host": "b", "pid": 7, "step": 3, "operation": "forward", "end": "hung"}
+            words = {"rank": rank, "host": "b", "pid": 7, "step": 3, "operation": "forward", "limit": 9.9}
             file = Path(job["out"], "pulse", f"{rank}.json")
             file.parent.mkdir(exist_ok=True)
-            file.write_text(json.dumps(words | {"silent_seconds": 9.9, "since": 5 - rank}))
-        return Play(log=torchrun_report(0, -9), status=1)
+            file.write_text(json.dumps(words | {"since": 5 - rank}))
+        return Play(log="Timeout (0:00:09.9)!\n" + torchrun_report(0, -9), status=1)
 
     with pytest.raises(RunError, match="made no progress for 10 s") as caught:
         drive(Script(play=play), PlacementStandIn(devices_per_node=2))

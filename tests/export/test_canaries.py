@@ -20,7 +20,7 @@ from twinrun.report.page import write_report
 from twinrun.results.finished_run import FinishedRun, run_of
 from twinrun.results.record import write_record
 from twinrun.results.submission import write_submission
-from twinrun.train import job_files
+from twinrun.train import rank
 
 CANARIES = ("hf_canary0123456", "canary-pw", "canary-aws", "canary-bearer")
 LEAK = (
@@ -64,7 +64,7 @@ def node(run: FinishedRun, out: Path) -> None:
         metrics=str(out / "metrics.jsonl"),
         attempt="1",
     )
-    job_files.write_result(job, Result(point="a", device_name=LEAK, libraries={"a": LEAK}))
+    rank.write_result(job, Result(point="a", device_name=LEAK, libraries={"a": LEAK}))
 
 
 EXPORTS: dict[str, Callable[[FinishedRun, Path], object]] = {

@@ -9,7 +9,6 @@ the time for it. Ranks that resume may have been told before that step, and nobo
 
 from __future__ import annotations
 
-import functools
 import io
 import itertools
 import json
@@ -30,14 +29,13 @@ from torch.distributed.fsdp import fully_shard
 from twinrun.foundation.errors import TwinrunError
 from twinrun.protocol.job import STOPPED
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import liveness, ranks
-from twinrun.train.canonical import CanonicalGradients
+from twinrun.train import rank, ranks
 from twinrun.train.checkpoint.session import checkpoints_of
 from twinrun.train.checkpoint.state import InPlaceState
 from twinrun.train.corpus import Corpus, read_corpus
+from twinrun.train.data_parallel import gradient_excess, settle_buckets
 from twinrun.train.metrics import Meter
 from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
-from twinrun.train.sharding import gradient_excess, settle_buckets
 
 WIDTH = 8
 
@@ -49,8 +47,6 @@ def train(job: TrainingJob, corpus: Corpus) -> list[float]:
     model = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH))
     called, excess = shared(job, model)
     optimizer = adamw(model, job.training.optimizer)
-    canonical = job.training.summation == "canonical"
-    tree = CanonicalGradients(model, job, loss_of=functools.partial(loss_of, model)) if canonical else None
     meter = Meter(job, torch.device("cpu"))
     saves = checkpoints_of(job, corpus=corpus, parts=lambda: InPlaceState(model, optimizer), meter=meter)
     done = saves.resume()
@@ -67,16 +63,11 @@ def train(job: TrainingJob, corpus: Corpus) -> list[float]:
         time.sleep(float(os.environ.get("STEP_SECONDS", "0")))
         if not done and step == int(os.environ.get("HOLD_STEP", "-1")):
             hold(Path(os.environ["HOLD_UNTIL"]))
-        if tree:
-            share = interleaved(job, step)
-            meter.add_samples(share["hashes"])
-            meter.add_loss(tree.of_step(share), len(share["tokens"]))
-        else:
-            samples = batch(job, step)
-            meter.add_samples(torch.tensor([step * 1000 + ranks.rank()]))
-            loss = loss_of(called, samples)
-            meter.add_loss(loss, len(samples))
-            (loss / excess).backward()
+        samples = batch(job, step)
+        meter.add_samples(torch.tensor([step * 1000 + rank.number()]))
+        loss = loss_of(called, samples)
+        meter.add_loss(loss, len(samples))
+        (loss / excess).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         meter.end_step()
@@ -89,20 +80,9 @@ def loss_of(model: Callable[[Tensor], Tensor], samples: Tensor) -> Tensor:
     return (model(samples) - samples.roll(1, dims=1)).square().mean()
 
 
-def interleaved(job: TrainingJob, step: int) -> dict[str, Tensor]:
-    """Return the samples that a rank reads where readers take turns, and a hash of each."""
-    draw = torch.Generator().manual_seed(job.training.seed + step)
-    whole = torch.randn(job.training.global_batch, WIDTH, generator=draw)
-    hashes = torch.randperm(job.training.global_batch, generator=draw) - 5
-    own = slice(ranks.rank(), None, job.world_size)
-    return {"tokens": whole[own], "hashes": hashes[own]}
-
-
 def shared(job: TrainingJob, model: nn.Module) -> tuple[Callable[[Tensor], Tensor], float]:
     """Return the model as its ranks call it, and how many times too large its gradients are."""
     if job.world_size == 1:
-        return model, 1.0
-    if job.training.summation == "canonical":
         return model, 1.0
     if job.sharding == "none":
         return nn.parallel.DistributedDataParallel(model), 1.0
@@ -115,18 +95,18 @@ def batch(job: TrainingJob, step: int) -> Tensor:
     """Return this rank's part of the global batch of a step, the same at every number of ranks."""
     draw = torch.Generator().manual_seed(job.training.seed + step)
     whole = torch.randn(job.training.global_batch, WIDTH, generator=draw)
-    return whole.chunk(job.world_size)[ranks.rank()]
+    return whole.chunk(job.world_size)[rank.number()]
 
 
 def hold(until: Path) -> None:
-    while not until.exists() and not ranks.stop_wanted():
+    while not until.exists() and not rank.stop_wanted():
         # As a reader that is slow but not stuck; the watchdog knows by now how long that takes.
-        liveness.beat("reads its samples")
+        rank.beat("reads its samples")
         time.sleep(0.05)
 
 
 def is_doomed() -> bool:
-    return ranks.rank() == int(os.environ.get("KILL_RANK", "-1"))
+    return rank.number() == int(os.environ.get("KILL_RANK", "-1"))
 
 
 def die_at_call(number: int) -> None:
@@ -168,11 +148,11 @@ def run_rank(job_file: str, log: str, variables: dict[str, str]) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         os.write(2, f"{error}\n".encode())
         os._exit(error.exit_code)
-    except ranks.TrainingStoppedError:
+    except rank.StoppedError:
         os._exit(STOPPED)
     except BaseException:
         os.write(2, traceback.format_exc().encode())
         os._exit(1)
-    if ranks.rank() == 0:
+    if rank.number() == 0:
         Path(job.out, "losses.json").write_text(json.dumps([loss.hex() for loss in losses]))
     os._exit(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from twinrun.protocol.evaluation import EvaluationJob, EvaluationResult, GivenModel
-from twinrun.train import worker
+from twinrun.train import rank
 from twinrun.train.evaluation import evaluate
 
 
@@ -22,4 +22,4 @@ def evaluate_each(job: EvaluationJob) -> EvaluationResult:
 
 
 if __name__ == "__main__":
-    worker.run(evaluate_each, EvaluationJob)
+    rank.run(evaluate_each, EvaluationJob)

@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 from twinrun.protocol.evaluation import EvaluationJob
-from twinrun.train import worker
+from twinrun.train import rank
 from twinrun.train.evaluation import evaluate
 from twinrun.train.scoring.harness import RankedModel
 
@@ -26,4 +26,4 @@ def die_or_ask(model: RankedModel, *arguments: Any, **named: Any) -> Any:
 
 if __name__ == "__main__":
     RankedModel._model_call = die_or_ask  # type: ignore[method-assign, assignment]
-    worker.run(evaluate, EvaluationJob)
+    rank.run(evaluate, EvaluationJob)

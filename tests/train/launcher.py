@@ -12,7 +12,7 @@ import torch
 from tests.train import checkpoint_run
 from twinrun.protocol.job import Result
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import worker
+from twinrun.train import rank as process
 from twinrun.train.corpus import read_corpus
 
 
@@ -23,7 +23,7 @@ def train(job: TrainingJob) -> Result:
 
 
 def launch(job_file: str, log: str, variables: dict[str, str], ranks: int) -> NoReturn:
-    """Start the ranks, each as worker.run frames it, and end as they do."""
+    """Start the ranks, each as `rank.run` frames it, and end as they do."""
     os.environ.update(variables)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
@@ -32,7 +32,7 @@ def launch(job_file: str, log: str, variables: dict[str, str], ranks: int) -> No
         if os.fork() == 0:
             os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank)})
             sys.argv = ["ranks", "--job", job_file]
-            worker.run(train, TrainingJob)
+            process.run(train, TrainingJob)
             os._exit(0)
     statuses = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(ranks)]
     os._exit(1 if any(statuses) else 0)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from twinrun.protocol.job import Job
 from twinrun.protocol.sniff import FILE, Sniff, alarms
-from twinrun.train import ranks
+from twinrun.train import rank
 from twinrun.train.sniff import Sniffer
 
 SLOW, SNIFFS = 2, 8
@@ -33,10 +33,10 @@ def named(job: Job, device: torch.device, *, slow: bool) -> set[tuple[int, str]]
     """Return the ranks that a run of sniffs names, and the share of time that they took."""
     file = Path(job.out) / FILE
     file.unlink(missing_ok=True)
-    sniffer = (SlowSniffer if slow and ranks.rank() == SLOW else Sniffer)(job, device)
+    sniffer = (SlowSniffer if slow and rank.number() == SLOW else Sniffer)(job, device)
     for step in range(1, SNIFFS + 1):
         sniffer.after_step(step)
-    if ranks.rank():
+    if rank.number():
         return set()
     sniffs = [Sniff.model_validate_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
     COST.extend(one.seconds for one in sniffs)
@@ -50,7 +50,7 @@ COST: list[float] = []
 def main(clean: int, slow: int) -> None:
     """Run the trials and print what they found."""
     accelerator = torch.cuda.is_available()
-    device = torch.device("cuda", ranks.rank()) if accelerator else torch.device("cpu")
+    device = torch.device("cuda", rank.number()) if accelerator else torch.device("cpu")
     if accelerator:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if accelerator else "gloo")
@@ -68,7 +68,7 @@ def main(clean: int, slow: int) -> None:
         )
         false = [found for _ in range(clean) if (found := named(job, device, slow=False))]
         right = sum(named(job, device, slow=True) == {(SLOW, "compute")} for _ in range(slow))
-    if not ranks.rank():
+    if not rank.number():
         cost = sorted(COST)[len(COST) // 2]
         sys.stdout.write(f"{world} ranks, {cost:.4f} s a sniff: {len(false)} alarms in {clean} clean runs, ")
         sys.stdout.write(f"{right} of {slow} slow ranks named; {false}\n")

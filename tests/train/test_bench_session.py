@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 
 from twinrun.protocol.bench import BenchJob
-from twinrun.train import worker
+from twinrun.train import rank
 from twinrun.train.measure import distance
 from twinrun.train.bench import CheckedCall, Session, bus_bytes_of_all_reduce
 
@@ -77,7 +77,7 @@ def gathered(buffer):
     return sum(parts)
 
 
-worker.run(bench, BenchJob)
+rank.run(bench, BenchJob)
 raise AssertionError("a rank that is done ends at once: Gloo's threads may abort or block one that goes on")
 """
 

@@ -45,17 +45,11 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
     return made
 
 
-def rank(monkeypatch: pytest.MonkeyPatch, local: int, ranks: int = 8) -> None:
-    monkeypatch.setenv("LOCAL_RANK", str(local))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-
-
 @pytest.mark.parametrize("local", range(8))
 def test_every_rank_of_a_lumi_node_has_the_cores_of_the_guide(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[set[int]], local: int
+    tmp_path: Path, chosen: list[set[int]], local: int
 ) -> None:
-    rank(monkeypatch, local)
-    found = bind(address, sysfs=node(tmp_path))
+    found = bind(local, 8, address_of=address, sysfs=node(tmp_path))
     assert found == Binding(address=address(local), numa_node=NODE_OF[local], cores=NEAR[local], bound=True)
     assert chosen == [parse_cpu_list(NEAR[local])]
 
@@ -64,8 +58,7 @@ def test_threads_of_one_core_stay_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[set[int]]
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: ALLOWED | {one + 64 for one in ALLOWED})
-    rank(monkeypatch, 1)
-    found = bind(address, sysfs=node(tmp_path, threads=2))
+    found = bind(1, 8, address_of=address, sysfs=node(tmp_path, threads=2))
     assert found is not None
     assert found.cores == "57-63,121-127"
 
@@ -74,17 +67,13 @@ def test_a_rank_that_may_use_none_of_them_stays_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[set[int]]
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {1, 2})
-    rank(monkeypatch, 0)
-    found = bind(address, sysfs=node(tmp_path))
+    found = bind(0, 8, address_of=address, sysfs=node(tmp_path))
     assert found == Binding(address=address(0), numa_node=3, cores="1-2", bound=False)
     assert not chosen
 
 
-def test_a_device_that_nobody_knows_binds_nothing(
-    monkeypatch: pytest.MonkeyPatch, chosen: list[set[int]]
-) -> None:
-    rank(monkeypatch, 0)
-    assert bind(lambda _number: None) is None
+def test_a_device_that_nobody_knows_binds_nothing(chosen: list[set[int]]) -> None:
+    assert bind(0, 8, address_of=lambda _number: None) is None
     assert not chosen
 
 

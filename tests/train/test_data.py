@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,16 @@ pytest.importorskip("streaming")
 
 import numpy as np
 import torch
-from streaming.base.batching import generate_work
-from streaming.base.world import World
 
 from tests.train.small import GLOBAL_BATCH, SHAPE, MakeJob
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import TrainingJob
 from twinrun.train.corpus import Corpus, sample_hash
-from twinrun.train.data import collate, load_batches, load_corpus
+from twinrun.train.data import Order, collate, load_batches, load_corpus
+
+# Of samples, in two shards; an epoch of whole global batches leaves some out.
+SHARDS = (60, 29)
 
 
 @pytest.fixture
@@ -118,36 +118,40 @@ def test_a_hash_is_that_of_the_tokens_in_their_order() -> None:
     assert sample_hash(tokens_S) == sample_hash(tokens_S.astype(np.uint16))
 
 
-@pytest.mark.parametrize("epoch", [0, 1])
-@pytest.mark.parametrize(("nodes", "ranks", "workers"), [(1, 2, 0), (1, 4, 2), (2, 4, 2), (16, 1, 1)])
+@pytest.mark.parametrize("skipped", [0, 2])
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "gpu"), [(1, 2, False), (1, 4, True), (2, 4, True), (16, 1, False)]
+)
 def test_global_batches_are_the_same_at_any_world_size(
-    make_job: MakeJob, corpus: Corpus, epoch: int, nodes: int, ranks: int, workers: int
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, skipped: int, nodes: int, ranks: int, *, gpu: bool
 ) -> None:
-    alone = global_batches(make_job(), corpus, World(1, 1, 1, 0), epoch)
-    job = make_job(world_size=nodes * ranks, microbatch=1)
-    shared = global_batches(job, corpus, World(nodes, ranks, max(1, workers), 0), epoch)
-    assert np.array_equal(alone, shared)
+    """Also where readers beside a rank take turns, and from a step on."""
+    alone = global_batches(make_job(), monkeypatch)
+    job = make_job(world_size=nodes * ranks, microbatch=1).model_copy(update={"accelerator": gpu})
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    assert np.array_equal(alone[skipped:], global_batches(job, monkeypatch, skipped=skipped))
 
 
-def test_seed_and_epoch_change_the_order(make_job: MakeJob, corpus: Corpus) -> None:
-    world = World(1, 1, 1, 0)
-    first = global_batches(make_job(), corpus, world, 0)
-    assert not np.array_equal(first, global_batches(make_job(), corpus, world, 1))
-    assert not np.array_equal(first, global_batches(make_job(seed=18), corpus, world, 0))
+def test_replicas_read_the_same(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(world_size=4).model_copy(update={"layout": Layout(tensor=2)})
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert np.array_equal(global_batches(make_job(), monkeypatch), global_batches(job, monkeypatch))
 
 
-def global_batches(job: TrainingJob, corpus: Corpus, world: World, epoch: int) -> Any:
-    """Return the sample numbers of each global batch, sorted, as streaming deals them to `world`."""
-    dataset = load_batches(job, corpus).dataset
-    dataset._set_shuffle_block_size(world)
-    work = generate_work("random", dataset, world, epoch, 0)
-    # From (nodes, ranks, workers, batches, samples): workers of a rank take turns.
-    in_order = work.transpose(3, 2, 0, 1, 4).reshape(-1, job.training.global_batch)
-    whole = in_order[(in_order >= 0).all(axis=1)]
-    return np.sort(whole, axis=1)
+def test_seed_and_epoch_change_the_order(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = global_batches(make_job(), monkeypatch)
+    assert not np.array_equal(first, global_batches(make_job(), monkeypatch, epoch=1))
+    assert not np.array_equal(first, global_batches(make_job(seed=18), monkeypatch))
 
 
-def test_the_package_is_whole_where_somebody_imports_it_later(make_job: MakeJob, corpus: Corpus) -> None:
-    package = importlib.import_module("streaming")
-    assert isinstance(load_batches(make_job(), corpus).dataset, package.StreamingDataset)
-    assert package.MDSWriter
+def global_batches(
+    job: TrainingJob, monkeypatch: pytest.MonkeyPatch, *, epoch: int = 0, skipped: int = 0
+) -> Any:
+    """Return the sample numbers of each global batch, sorted, as all ranks together read them."""
+    found = []
+    for number in range(0, job.world_size, job.replicas):
+        monkeypatch.setenv("RANK", str(number))
+        order = Order(job, SHARDS)
+        order.epoch, order.skipped = epoch, skipped
+        found.append(list(order))
+    return np.sort(np.concatenate(found, axis=1), axis=1)

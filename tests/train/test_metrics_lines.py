@@ -14,8 +14,7 @@ from tests.train.small import MakeJob
 from twinrun.execution import ranks
 from twinrun.execution.engine import point_folder
 from twinrun.protocol import metrics_lines
-from twinrun.train import job_files
-from twinrun.train.job_files import start_over
+from twinrun.train import rank
 
 
 @pytest.mark.parametrize("points", [10, 100])
@@ -29,14 +28,14 @@ def test_a_new_point_reads_no_line(
         metrics_lines.forget(metrics, point)
 
     monkeypatch.setattr(ranks, "forget_lines", counted)
-    monkeypatch.setattr(job_files, "forget", counted)
+    monkeypatch.setattr(rank, "forget", counted)
     metrics = tmp_path / ranks.METRICS
     job = make_job().model_copy(update={"metrics": str(metrics)})
 
     def started(name: str) -> None:
         out = point_folder(tmp_path, name)
         out.mkdir(parents=True, exist_ok=True)
-        start_over(job.model_copy(update={"point": name, "out": str(out)}))
+        rank.start_over(job.model_copy(update={"point": name, "out": str(out)}))
         with metrics.open("a") as stream:
             stream.write(json.dumps({"attempt": "a", "point": name}) + "\n")
 

@@ -30,21 +30,20 @@ training.main(model=build)
 """
 OWN_LOOP = """
 import torch
-from twinrun.train import worker
+from twinrun.train import building, training
 from twinrun.train.metrics import Meter
 
 def train(job):
-    model, device = worker.build_model(job, torch.device("cpu")), torch.device("cpu")
+    model, device = building.build_model(job, torch.device("cpu")), torch.device("cpu")
     meter = Meter(job, device)
     meter.start()
     for _ in range(job.training.steps):
         meter.add_loss(torch.tensor(1.0), job.training.global_batch)
         meter.end_step()
     meter.report(METRIC, VALUE)
-    return worker.collect(job, model=model, meter=meter, device=device, kernel="none", parallelism="single",
-                          data_hash="", weights_hash="", changes={})
+    return meter.result(model=model, kernel="none", parallelism="single")
 
-worker.main(train)
+training.main(loop=train)
 """
 
 

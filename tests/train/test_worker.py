@@ -17,16 +17,17 @@ import torch
 from tests.ranks import environment
 from tests.train.small import MakeJob, launch_by_torchrun
 from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED
-from twinrun.train.worker import build_model, count_parameters, is_out_of_memory
+from twinrun.train.building import build_model, count_parameters
+from twinrun.train.rank import is_out_of_memory
 
 FRAME = """
 import time, torch
-from twinrun.train import worker
+from twinrun.train import training
 
 def train(job):
     {body}
 
-worker.main(train)
+training.main(loop=train)
 """
 
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.train.small import SHAPE
 from twinrun.protocol.models.llama import LlamaShape
-from twinrun.train import worker
+from twinrun.train import rank as process
 from twinrun.train.data import targets_of
 from twinrun.train.models import Model
 from twinrun.train.models.llama import Llama
@@ -85,7 +85,7 @@ def main() -> None:
     for model in (MPT(SHAPE), Llama(LLAMA), Llama(LLAMA.model_copy(update={"tied": False}))):
         cut_matrices_compute_the_same(model, dist.get_rank())
     dist.barrier()
-    worker.end()
+    process.end()
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ import torch.distributed as dist
 from algorithms import naive, ring, two_level
 from compression import CODECS
 from gradients import RingGradients, average_gradients
+from links import Links
 from ring import Ring
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from twinrun.train import worker
-from twinrun.train.links import Links
+from twinrun.train import rank as process
 
 LENGTHS = (0, 1, 2, 5, 97, 1031)
 DTYPES = (torch.float32, torch.bfloat16, torch.int32, torch.int64)
@@ -157,4 +157,4 @@ if __name__ == "__main__":
         dist.init_process_group("gloo")
     for case in CASES:
         case(Links())
-    worker.end()
+    process.end()

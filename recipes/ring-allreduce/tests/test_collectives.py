@@ -11,11 +11,11 @@ pytest.importorskip("torch", reason="needs the packages of a stack")
 import torch
 from algorithms import two_level
 from compression import CODECS
+from links import Links
 from ring import Ring
 from torch import Tensor
 
 from tests.ranks import environment, run_ranks
-from twinrun.train.links import Links
 
 RECIPE = Path(__file__).parents[1]
 SCRIPT = Path(__file__).with_name("collective_ranks.py")

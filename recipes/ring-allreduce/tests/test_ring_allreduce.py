@@ -103,14 +103,14 @@ def test_a_wrong_ring_is_measured_as_wrong(wrong: str, tmp_path: Path) -> None:
         "import bench, reducers\n"
         "import torch.distributed as dist\n"
         "from twinrun.protocol.bench import BenchJob\n"
-        "from twinrun.train import worker\n"
+        "from twinrun.train import rank\n"
         "bench.bench_links = []\n"
         "made, right = bench.Links, reducers.Reducer.__call__\n"
         "def links():\n    bench.bench_links.append(made())\n    return bench.bench_links[0]\n"
         "def wrong(self, buffer):\n    right(self, buffer)\n"
         f"    if self.name == 'ours':\n        {WRONG[wrong]}\n"
         "bench.Links, reducers.Reducer.__call__ = links, wrong\n"
-        "worker.run(bench.bench, BenchJob)\n"
+        "rank.run(bench.bench, BenchJob)\n"
     )
     ended = launch(tmp_path, 2, script=script, dtypes=["int32"], algorithms=["ring"])
     assert ended.returncode == 0, ended.stderr[-3000:]

@@ -16,10 +16,15 @@ from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.manifest import load_json
 from twinrun.foundation.processes import end_of, last_lines
 from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED
-from twinrun.protocol.pulse import FOLDER, RankState
+from twinrun.protocol.pulse import FOLDER, RankState, interval
 
 # How the kernel calls the state of a process that was stopped, or is traced.
 _HALTED = ("T", "t")
+# What the interpreter's watchdog writes before the traceback of each thread, the newest call first.
+_HANG = re.compile(r"^Timeout \(\d+:\d\d:\d\d", re.MULTILINE)
+_PLACE = re.compile(r"\(most recent call first\):\n\s*File (.+)$", re.MULTILINE)
+# A rank that has not written for so many intervals, while others have, was stopped or lost its machine.
+_QUIET_INTERVALS = 5
 # A disk with less room takes no line of a log.
 _ROOM = 1 << 16
 # A rank writes its pulse every second or, of very many, every 16: one that is older is not written any more.
@@ -50,7 +55,12 @@ def failure_of(
     """
     point = placement.id
     states, folder = rank_states(point_folder(run, point)), log_folder(run, point)
-    if error := hang(states, point=point, logs=folder):
+
+
+    def log_of(rank: int) -> Path | None:
+        return next(rank_logs(folder, placement, rank), None)
+
+    if error := hang(states, point=point, logs=folder, log_of=log_of):
         return error
     texts = [end_of(log) for log in logs]
     failed = culprit(texts)
@@ -67,7 +77,7 @@ def failure_of(
     if failed.status == OUT_OF_MEMORY:
         return None
     where = "".join(described(one) for one in states if one.rank == failed.rank)
-    log = next(rank_logs(folder, placement, failed.rank), logs[0])
+    log = log_of(failed.rank) or logs[0]
     kind = MachineError if failed.status == REFUSED else RunError
     return kind(
         f"rank {failed.rank} of {placement.world_size} failed with {_described_end(failed.status, kills)}",
@@ -160,28 +170,45 @@ def with_last_words(error: RunError, *, run: Path, point: str) -> RunError:
 
 def rank_states(folder: Path) -> list[RankState]:
     """Return what is known of the ranks of a point, in their order."""
-    found = [load_json(path, RankState) for path in (folder / FOLDER).glob("*.json")]
+    files = list((folder / FOLDER).glob("*.json"))
+    written = {file: file.stat().st_mtime for file in files}
+    newest = max(written.values(), default=0.0)
+    found = [
+        load_json(file, RankState).model_copy(update={"quiet": newest - written[file]}) for file in files
+    ]
     return sorted(found, key=lambda one: one.rank)
 
 
-def hang(states: Sequence[RankState], *, point: str, logs: Path) -> RunError | None:
-    """Return what to say where ranks were killed because they made no progress, else None."""
-    hung = [one for one in states if one.end == "hung"]
-    if not hung:
+def hang(
+    states: Sequence[RankState],
+    *,
+    point: str,
+    logs: Path,
+    log_of: Callable[[int], Path | None] = lambda _rank: None,
+) -> RunError | None:
+    """Return what to say where a rank ended itself because it made no progress, else None.
+
+    Args:
+        log_of: returns the log of a rank, where that is known.
+    """
+    working = [one for one in states if one.end is None]
+    if not working or not any(_HANG.search(end_of(log)) for log in logs.rglob("*.log")):
         return None
-    rank, reason = _first_to_hang(hung, [one for one in states if one.end is None])
-    longest = max(one.silent_seconds for one in hung)
+    rank, reason = _first_to_hang(working)
+    log = log_of(rank.rank)
+    places = _PLACE.findall(end_of(log)) if log else []
     return RunError(
-        f"the ranks made no progress for {longest:.0f} s and were killed",
+        f"the ranks made no progress for {rank.limit:.0f} s and were killed",
         place=point,
-        found=f"{described(rank)}; {reason}",
-        hint=f"the logs are in {logs}; after mending the cause, --resume goes on",
+        # The main thread is the last of a traceback.
+        found=f"{described(rank)}; {reason}" + (f"; in {places[-1]}" if places else ""),
+        hint=f"the logs in {logs} have each thread's traceback; after mending the cause, --resume goes on",
     )
 
 
 def silent(states: Sequence[RankState]) -> str:
     """Return the ranks whose machine had no time to say how they end; empty for none."""
-    return "; ".join(described(one) for one in states if one.end is None)
+    return "; ".join(described(one) for one in _mute(states))
 
 
 def described(state: RankState) -> str:
@@ -190,21 +217,23 @@ def described(state: RankState) -> str:
     return f"rank {state.rank} on {state.host}, pid {state.pid}, {at}"
 
 
-def _first_to_hang(hung: Sequence[RankState], mute: Sequence[RankState]) -> tuple[RankState, str]:
+def _first_to_hang(working: Sequence[RankState]) -> tuple[RankState, str]:
     """Return the rank that the others waited for, as far as that can be told, and why it is that one."""
-    for one in hung:
-        if one.process.startswith(_HALTED):
-            return one, "its process was stopped"
-    if mute:
-        return mute[0], "its machine says nothing any more"
-    cut = [one for one in hung if one.reaches_first is False]
-    hosts, cut_hosts = {one.host for one in hung}, {one.host for one in cut}
+    if mute := _mute(working):
+        return mute[0], "its process was stopped, or its machine is gone"
+    cut = [one for one in working if one.reaches_first is False]
+    hosts, cut_hosts = {one.host for one in working}, {one.host for one in cut}
     if cut and 2 * len(cut_hosts) <= len(hosts):
         return cut[0], "its machine does not reach that of rank 0"
     if cut:
-        return hung[0], f"its machine is not reached from {', '.join(sorted(cut_hosts))}"
-    last = min(hung, key=lambda one: (one.step, one.since))
-    return last, f"it is the first of {len(hung)} that fell silent"
+        return working[0], f"its machine is not reached from {', '.join(sorted(cut_hosts))}"
+    last = min(working, key=lambda one: (one.step, one.since))
+    return last, f"it is the first of {len(working)} that fell silent"
+
+
+def _mute(states: Sequence[RankState]) -> list[RankState]:
+    """Return the ranks that had stopped to write before the others had."""
+    return [one for one in states if one.end is None and one.quiet > _QUIET_INTERVALS * interval(len(states))]
 
 
 def rank_logs(logs: Path, placement: RankPlacement, rank: int) -> Iterator[Path]:

@@ -142,8 +142,6 @@ class Training(Frozen):
 
     How far their losses are apart is what rounding does, and the envelope of a parity; eight or more.
     """
-    summation: Literal["fast", "canonical"] = "fast"
-    """`canonical` sums microbatches in one fixed tree: bit-identical on 1, 2, 4, ... ranks, at a cost."""
     trace: bool = False
     """Write digests of weights, activations and gradients by step and layer, in which `invoke parity --trace`
     finds where two runs begin to differ. Nothing may be compiled, since a compiled graph has no layers."""
@@ -300,6 +298,8 @@ class StepMetrics(Frozen):
     """False for warm-up steps."""
     watts: Annotated[float, Field(ge=0)] | None = None
     """Mean power of a device during the step; null where the sensors of some device said nothing."""
+    gradient_norm: Annotated[float, Field(ge=0)] | None = None
+    """Global norm of the gradients before they were clipped; null where the trainer does not have it."""
     control: NotNegative = 0
     """Which control run the step is of; 0 is the run itself."""
 
@@ -339,7 +339,7 @@ class TrainingResult(Result):
     attention_backend: str
     """Which fused kernel of PyTorch ran, or `triton` or `math`."""
     parallelism: str
-    """How the ranks shared the work: `single`, `ddp`, `fsdp1`, `fsdp2`, or what a layout has."""
+    """How the ranks shared the work: `single`, `ddp`, `fsdp2`, or what a layout has."""
     data_hash: str
     """SHA-256 of the prepared token stream."""
     data_server: str | None = None

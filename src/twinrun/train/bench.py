@@ -25,8 +25,7 @@ from twinrun.protocol.bench import (
     name_of,
 )
 from twinrun.train import device as devices
-from twinrun.train import liveness, ranks
-from twinrun.train.job_files import append_line
+from twinrun.train import rank, ranks
 from twinrun.train.measure import Clock, Function, TimedOn
 
 
@@ -54,7 +53,7 @@ class Session:
         drawn = random.SystemRandom().getrandbits(31) if job.timing.seed is None else job.timing.seed
         self.seed = int(ranks.largest([drawn], self.device)[0])
         # Ranks differ: a sum of equal inputs is right in any order of ranks.
-        self.generator = torch.Generator(self.device).manual_seed(self.seed + ranks.rank())
+        self.generator = torch.Generator(self.device).manual_seed(self.seed + rank.number())
         self._clock = Clock(self.device, warmup=job.timing.warmup, repeats=job.timing.repeats)
         self._calls: list[Call] = []
 
@@ -94,7 +93,7 @@ class Session:
         """
         labels = self._complete(labels)
         name = self._new_name(labels)
-        liveness.beat(name, step=len(self._calls) + 1)
+        rank.beat(name, step=len(self._calls) + 1)
         checked = [self._with_largest_errors(one) for one in (ours, *baselines)]
         if refuse:
             self._refuse_wrong(name, checked[0].errors, allowed_error)
@@ -173,8 +172,8 @@ class Session:
             )
 
     def _report(self, call: Call) -> None:
-        if ranks.rank() == 0:
-            append_line(self.job, CallLine(point=self.job.point, attempt=self.job.attempt, call=call))
+        if rank.number() == 0:
+            rank.report(CallLine(point=self.job.point, attempt=self.job.attempt, call=call))
             summary = "; ".join(_summary(one) for one in (call.ours, *call.baselines))
             sys.stdout.write(f"{self.job.point} {call.name}: {summary}\n")
 

@@ -11,23 +11,24 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from twinrun.protocol.allocation import Binding
-from twinrun.train.job_files import rank_variable
 
 SYSFS = Path("/sys")
 
 
-def bind(address_of: Callable[[int], str | None] | None = None, *, sysfs: Path = SYSFS) -> Binding | None:
+def bind(
+    local: int, ranks: int, *, address_of: Callable[[int], str | None] | None = None, sysfs: Path = SYSFS
+) -> Binding | None:
     """Bind this process to its share of the cores beside its device, of those that it may use.
 
     Ranks whose devices lie beside the same cores share them in the order of their devices, whole cores each.
 
     Args:
+        local: number of this process among the `ranks` of its node.
         address_of: returns the PCI address of a device of this node by its number; None asks torch.
 
     Returns:
         What was done, None where there is no device or its address is not known.
     """
-    local, ranks = rank_variable("LOCAL_RANK", 0), rank_variable("LOCAL_WORLD_SIZE", 1)
     addresses = [(address_of or _torch_address)(number) for number in range(ranks)]
     own = addresses[local] if local < len(addresses) else None
     if own is None:

@@ -13,8 +13,8 @@ from twinrun.foundation.errors import InputError, TwinrunError, closest
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.checks import CheckLine, ChecksJob, CheckSpec, ChecksResult
 from twinrun.protocol.measurements import Check
+from twinrun.train import rank
 from twinrun.train.check_process import CheckError, UndecidedError, run_check
-from twinrun.train.job_files import append_line, job_argument, rank_variable, report_rank, write_result
 from twinrun.train.outcomes import Outcomes
 
 __all__ = ["CheckError", "CheckFunction", "UndecidedError", "main"]
@@ -35,14 +35,14 @@ def main(functions: Mapping[str, CheckFunction]) -> None:
     # Unwinding ends the check that runs, which has a process group of its own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        job = load_json(job_argument(), ChecksJob)
-        report_rank(job)
+        job = load_json(rank.job_argument(), ChecksJob)
+        rank.introduce(job)
         _refuse_unknown(job, functions)
         _import_torch()
         outcomes = Outcomes(job)
         found = [check for spec in job.checks for check in _run(job, spec, functions[spec.id], outcomes)]
         if outcomes.rank == 0:
-            write_result(job, _result(job, found))
+            rank.write_result(job, _result(job, found))
     except TwinrunError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)
@@ -84,7 +84,7 @@ def _run(job: ChecksJob, spec: CheckSpec, function: CheckFunction, outcomes: Out
     if together and (missing := outcomes.meet()):
         ranks = ", ".join(map(str, missing))
         outcome = _check(spec, "unknown", f"not run: without rank {ranks}")
-    elif spec.scope != "node" or rank_variable("LOCAL_RANK", 0) == 0:
+    elif spec.scope != "node" or rank.variable("LOCAL_RANK", 0) == 0:
         variables = _rendezvous(outcomes.share_port()) if together and outcomes.ranks > 1 else {}
         is_over = outcomes.is_over if together else lambda: False
         outcome = run_check(
@@ -98,7 +98,7 @@ def _run(job: ChecksJob, spec: CheckSpec, function: CheckFunction, outcomes: Out
     by_rank = outcomes.collect(spec)
     found = [_merged(spec, by_rank)] if together else list(by_rank.values())
     for check in found:
-        append_line(job, CheckLine(point=job.point, attempt=job.attempt, check=check))
+        rank.report(CheckLine(point=job.point, attempt=job.attempt, check=check))
         sys.stdout.write(
             f"{job.point} {check.id}, {check.place}: {check.outcome} {check.reason}".rstrip() + "\n"
         )
@@ -109,7 +109,7 @@ def _place(spec: CheckSpec) -> str:
     if spec.scope == "allocation":
         return "allocation"
     host = platform.node()
-    return host if spec.scope == "node" else f"{host}, device {rank_variable('LOCAL_RANK', 0)}"
+    return host if spec.scope == "node" else f"{host}, device {rank.variable('LOCAL_RANK', 0)}"
 
 
 def _check(spec: CheckSpec, outcome: str, reason: str) -> Check:
@@ -128,9 +128,9 @@ def _merged(spec: CheckSpec, by_rank: Mapping[int, Check]) -> Check:
     """Return one outcome of all ranks together, with the reasons of those that decide."""
     outcome = min((one.outcome for one in by_rank.values()), key=SEVERITY.index)
     ranks: dict[str, list[int]] = {}
-    for rank, one in by_rank.items():
+    for number, one in by_rank.items():
         if one.outcome == outcome:
-            ranks.setdefault(one.reason, []).append(rank)
+            ranks.setdefault(one.reason, []).append(number)
     remedies = [one.remedy for one in by_rank.values() if one.outcome == outcome and one.remedy]
     return Check(
         id=spec.id,

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
-import itertools
 import json
-import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from streaming.base.dataset import StreamingDataset
-from streaming.base.shared import prefix
 from torch.nn.functional import pad
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import sha256_of_bytes, sha256_of_file
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import ranks
+from twinrun.train import rank
 from twinrun.train.corpus import (
     COLUMN,
     CORPUS,
@@ -35,19 +29,15 @@ from twinrun.train.corpus import (
     read_corpus,
     sample_hash,
 )
-from twinrun.train.job_files import rank_variable
 from twinrun.train.models import IGNORED
 
 Batch = dict[str, torch.Tensor]
 
 # One canonical node divides any number of nodes, so the order of samples never depends on them.
 CANONICAL_NODES = 1
-# Changes of this module to Streaming, as the record names them.
-STREAMING_CHANGES = {
-    "streaming": "its search for free names of shared memory begins at a number drawn by the run, not at 0"
-}
-# Two runs of a machine draw the same number once in 10^14 times.
-_NAME_BITS = 48
+# Samples that are shuffled among each other, as Streaming has it for one canonical node.
+SHUFFLE_BLOCK = 4_000_000
+Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def load_corpus(job: TrainingJob, *, least: int | None = None) -> Corpus:
@@ -65,59 +55,98 @@ def load_corpus(job: TrainingJob, *, least: int | None = None) -> Corpus:
     index = folder / INDEX
     if not index.is_file() or sha256_of_file(index) != corpus.index_sha256:
         raise damaged(index)
-    rank, ranks = rank_variable("LOCAL_RANK", 0), rank_variable("LOCAL_WORLD_SIZE", 1)
     shards = json.loads(index.read_text())["shards"]
     if any(shard["column_encodings"] != [encoding_of(corpus.origin)] for shard in shards):
         raise damaged(index)
-    for shard in shards[rank::ranks]:
+    for shard in shards[rank.variable("LOCAL_RANK", 0) :: rank.variable("LOCAL_WORLD_SIZE", 1)]:
         _verify(folder, shard)
     return corpus
 
 
-class Samples(StreamingDataset):
+class Samples(Dataset[dict[str, Any]]):
     """Prepared samples, each held against its hash at the moment when it is read."""
 
-    def __init__(self, folder: str, corpus: Corpus, **options: Any) -> None:
+    def __init__(self, folder: str, corpus: Corpus) -> None:
         """Read the hashes; raises InputError where they are not those of `corpus`."""
+        # Seconds of a processor: only a rank that reads data imports it.
+        from streaming.base.format import reader_from_json
+
         path = Path(folder) / HASHES
         content = path.read_bytes() if path.is_file() else b""
         if sha256_of_bytes(content) != corpus.hashes_sha256:
             raise damaged(path)
-        self._folder = folder
-        self._hashes: Any = np.frombuffer(content, HASH)
-        with _names_of_this_run():
-            super().__init__(local=folder, remote=None, **options)
-        for path in (self._shared_barrier.filelock_path, self._cache_filelock_path):
-            # Locks stay on disk when they are released, and nobody will draw their names again.
-            atexit.register(Path(path).unlink, missing_ok=True)
+        self._folder, self._hashes = folder, np.frombuffer(content, HASH)
+        shards = json.loads((Path(folder) / INDEX).read_text(encoding="utf-8"))["shards"]
+        self._readers: list[Any] = [reader_from_json(folder, None, shard) for shard in shards]
+        self.shards = [int(one.samples) for one in self._readers]
+        self._ends = np.cumsum(self.shards)
 
-    def get_item(self, sample_id: int, retry: int = 7) -> dict[str, Any]:
+    def __getitem__(self, number: int) -> dict[str, Any]:
         """Return the tokens of a sample and their hash; raises RunError where they are not as prepared."""
-        place = f"{self._folder}:sample {sample_id}"
+        place = f"{self._folder}:sample {number}"
         try:
-            tokens_S = super().get_item(sample_id, retry)[COLUMN].astype(np.int64)
+            shard = int(np.searchsorted(self._ends, number, side="right"))
+            place_in_shard = number - int(self._ends[shard]) + self.shards[shard]
+            tokens_S = self._readers[shard][place_in_shard][COLUMN].astype(np.int64)
         except (IndexError, MemoryError, OSError, OverflowError, RuntimeError, ValueError) as error:
             raise RunError("cannot be read", place=place, found=repr(error)) from None
-        found, allowed = sample_hash(tokens_S), int(self._hashes[sample_id])
+        found, allowed = sample_hash(tokens_S), int(self._hashes[number])
         if found != allowed:
             message = "this sample was changed since the run began"
             raise RunError(message, place=place, found=found, allowed=allowed)
         return {"tokens": tokens_S, "hash": found}
 
 
-@contextlib.contextmanager
-def _names_of_this_run() -> Iterator[None]:
-    """Let Streaming look for free names from a number on that all ranks of this run have, and no other run.
+class Order:
+    """The samples of each of this rank's batches, as Streaming shares an epoch out to any number of ranks."""
 
-    From 0 on, two runs that begin together find the same name free, and a name that a third run gives back
-    meanwhile is free for some ranks only: either ends the run.
-    """
-    first = ranks.from_first(secrets.randbits(_NAME_BITS))
-    found, prefix._each_prefix_int = prefix._each_prefix_int, functools.partial(itertools.count, first)
-    try:
-        yield
-    finally:
-        prefix._each_prefix_int = found
+    def __init__(self, job: TrainingJob, shards: Sequence[int]) -> None:
+        self._job, self._shards = job, np.array(shards)
+        self.epoch = self.skipped = 0
+        """The next epoch, and how many of its global batches have been read already."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the batches that are left of the epoch; the next call begins the next one."""
+        epoch, skipped = self.epoch, self.skipped
+        self.epoch, self.skipped = epoch + 1, 0
+        return iter(self._batches(epoch, skipped))
+
+    def _batches(self, epoch: int, skipped: int) -> list[list[int]]:
+        from streaming.base.partition import get_partitions
+        from streaming.base.shuffle import get_shuffle
+
+        job, batch = self._job, self._job.training.global_batch
+        units, samples = self._chosen(epoch)
+        ranks = job.world_size // job.replicas
+        local = rank.variable("LOCAL_WORLD_SIZE", 1)
+        nodes = ranks // local if ranks % local == 0 else 1
+        readers = max(1, _workers(job))
+        parts = get_partitions(
+            "relaxed", len(samples), CANONICAL_NODES, nodes, ranks // nodes, readers, job.device_batch,
+            drop_first=skipped * batch, initial_physical_nodes=CANONICAL_NODES,
+        )  # fmt: skip
+        shuffled = get_shuffle("py1s", units, CANONICAL_NODES, job.training.seed, epoch, SHUFFLE_BLOCK)
+        # Of each reader's batches one after another, without those that fill up an epoch.
+        mine = parts.reshape(ranks, readers, -1, job.device_batch)[rank.number() // job.replicas]
+        read = mine.swapaxes(0, 1).reshape(-1, job.device_batch)
+        found: list[list[int]] = samples[shuffled[read[(read >= 0).all(axis=1)]]].tolist()
+        return found
+
+    def _chosen(self, epoch: int) -> tuple[Array, Array]:
+        """Return how many samples each shard gives to an epoch of whole global batches, and their numbers."""
+        from streaming.base.sampling import get_sampling
+
+        seed, batch = self._job.training.seed, self._job.training.global_batch
+        draw = np.random.default_rng(seed + epoch)
+        whole = int(self._shards.sum()) // batch * batch
+        counts = get_sampling(self._shards, whole, 1, seed, epoch, True)
+        firsts = np.cumsum(self._shards) - self._shards
+        chosen = [
+            first + (np.arange(size) if count == size else np.sort(draw.choice(size, count, False)))
+            for first, size, count in zip(firsts, self._shards, counts, strict=True)
+            if count
+        ]
+        return counts[counts > 0], np.concatenate(chosen)
 
 
 def load_batches(job: TrainingJob, corpus: Corpus) -> DataLoader[Batch]:
@@ -126,26 +155,13 @@ def load_batches(job: TrainingJob, corpus: Corpus) -> DataLoader[Batch]:
     Of every global batch a rank gets its share; which samples make up a global batch depends on
     the seed alone.
     """
-    batch = job.training.global_batch
-    dataset = Samples(
-        job.data,
-        corpus,
-        shuffle=True,
-        shuffle_algo="py1s",
-        shuffle_seed=job.training.seed,
-        num_canonical_nodes=CANONICAL_NODES,
-        batch_size=job.device_batch,
-        replication=job.replicas if job.replicas > 1 else None,
-        # Whole global batches: an epoch ends at the same step at every world size.
-        epoch_size=corpus.samples // batch * batch,
-    )
+    samples = Samples(job.data, corpus)
     return DataLoader(
-        dataset,
-        batch_size=job.device_batch,
+        samples,
+        batch_sampler=Order(job, samples.shards),
         collate_fn=functools.partial(collate, control=job.control),
         num_workers=_workers(job),
         pin_memory=job.accelerator,
-        drop_last=True,
     )
 
 
@@ -159,18 +175,8 @@ def _workers(job: TrainingJob) -> int:
 
 def set_position(batches: DataLoader[Batch], job: TrainingJob, corpus: Corpus, *, step: int) -> None:
     """Let `batches` begin where `step` global batches have been read."""
-    batch = job.training.global_batch
-    epoch, in_epoch = divmod(step, corpus.samples // batch)
-    if step:
-        batches.dataset.load_state_dict(
-            {
-                "epoch": epoch,
-                "sample_in_epoch": in_epoch * batch,
-                "num_canonical_nodes": CANONICAL_NODES,
-                "shuffle_seed": job.training.seed,
-                "initial_physical_nodes": CANONICAL_NODES,
-            }
-        )
+    order: Any = batches.batch_sampler
+    order.epoch, order.skipped = divmod(step, corpus.samples // job.training.global_batch)
 
 
 def targets_of(tokens_BS: torch.Tensor) -> torch.Tensor:

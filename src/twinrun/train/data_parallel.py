@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import liveness, ranks, worker
-from twinrun.train.canonical import CanonicalGradients
+from twinrun.train import building, rank, ranks
 from twinrun.train.checkpoint.state import InPlaceState, Parts
 from twinrun.train.data import Batch, targets_of
-from twinrun.train.models import IGNORED, Model
+from twinrun.train.loop import Engine
+from twinrun.train.models import DTYPES, IGNORED, Model
 from twinrun.train.optimizer import adamw, set_learning_rate
-from twinrun.train.sharding import GradientSync, gradient_excess, settle_buckets, shard
 from twinrun.train.trace import tracer_of
 
 LossFunction = Callable[[Tensor], Tensor]
@@ -28,41 +29,34 @@ def start(job: TrainingJob) -> None:
     """Join the ranks of `job`.
 
     Raises:
-        InputError: several ranks would each train a whole model, and nobody asked for DDP or a fixed tree.
+        InputError: several ranks would each train a whole model, and nobody asked for DDP.
     """
-    canonical = job.training.summation == "canonical"
-    if job.layout is None and job.world_size > 1 and job.sharding == "none" and not canonical:
+    if job.layout is None and job.world_size > 1 and job.sharding == "none":
         raise InputError("the plain loop shards over ranks", place="--set sharding", allowed="full")
-    ranks.join(job, alone=job.layout is not None or (job.sharding == "full" and not canonical))
+    ranks.join(job, alone=job.layout is not None or job.sharding == "full")
 
 
 def build(job: TrainingJob, device: torch.device) -> WholeModel:
     """Return what trains `job`: the model of a layout, or the baseline, compiled another way."""
-    kind: type[WholeModel]
-    if job.layout is not None:
-        model = worker.build_model(job, device)
-        kind, loss_of = Fsdp2Shard if job.sharding == "full" else DdpReplica, fused_loss(model)
-    else:
+    kind: type[WholeModel] = Fsdp2Shard if job.sharding == "full" else WholeModel
+    if job.layout is None:
         model = baseline_model(job, device)
-        kind, loss_of = _baseline_engine(job), baseline_loss(model, job)
-    digest = worker.digest_of(model)
-    engine = kind(job, model, loss_of)
-    engine.weights_hash = digest
-    return engine
+        return kind(job, model, baseline_loss(model, job))
+    model = building.build_model(job, device)
+    return (kind if kind is Fsdp2Shard else DdpReplica)(job, model, fused_loss(model))
 
 
-class WholeModel:
+class WholeModel(Engine):
     """AdamW on a model that one rank trains whole; the other engines differ where several ranks do."""
 
     parallelism = "single"
-    changes: Mapping[str, str] = {}
     keeps_gradients = False
     """Whether gradients keep their memory from step to step."""
 
     def __init__(self, job: TrainingJob, model: Model, loss_of: LossFunction) -> None:
         self._job, self._loss_of = job, loss_of
         self.module: nn.Module = model
-        self.weights_hash = ""
+        self.weights_hash = building.digest_of(model)
         self._device = next(model.parameters()).device
         self._excess = 1.0
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=False)
@@ -86,7 +80,7 @@ class WholeModel:
         with self._tracer.step() if self._tracer else contextlib.nullcontext():
             loss = self.gradients(batch)
         self._scaler.unscale_(self.optimizer)
-        nn.utils.clip_grad_norm_(self.module.parameters(), self._job.training.optimizer.gradient_clip)
+        self.norm = clip_norm(self.module, self._job.training.optimizer.gradient_clip)
         self._scaler.step(self.optimizer)
         self._scaler.update()
         self.optimizer.zero_grad(set_to_none=not self.keeps_gradients)
@@ -100,7 +94,7 @@ class WholeModel:
         for number, part_BS in enumerate(parts, start=1):
             self.before_microbatch(last=number == len(parts))
             loss = self._loss_of(part_BS)
-            liveness.beat("backward and optimizer")
+            rank.beat("backward and optimizer")
             scaled = self._scaler.scale(loss * len(part_BS) / len(tokens_BS) / self._excess)
             scaled.backward()
             total += loss.detach().double() * len(part_BS)
@@ -114,7 +108,8 @@ class DdpReplica(WholeModel):
     keeps_gradients = True
 
     def parts(self) -> Parts:
-        return DdpState(self.module, self.optimizer, self._settle)
+        """Return what a checkpoint has; the reducer sees a backward pass before a resumed run goes on."""
+        return InPlaceState(self.module, self.optimizer, taken=self._settle)
 
     def _settle(self) -> None:
         size_BS = (self._job.microbatch, self._job.shape.sequence)
@@ -131,53 +126,74 @@ class DdpReplica(WholeModel):
         self._parallel.require_backward_grad_sync = last
 
 
-class DdpState(InPlaceState):
-    """The state of a replica, whose reducer must have seen a backward pass before a resumed run goes on."""
-
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, settle: Callable[[], None]
-    ) -> None:
-        super().__init__(model, optimizer)
-        self._settle = settle
-
-    def take(self, tensors: dict[str, Tensor]) -> None:  # noqa: ARG002 - they are in place
-        """Let the reducer sort its buckets."""
-        self._settle()
-
-
 class Fsdp2Shard(WholeModel):
     """FSDP2: a rank keeps its share of parameters, gradients and moments."""
 
     parallelism = "fsdp2"
 
     def share(self, model: Model) -> None:
-        shard(model, self._job)
+        """Split each block and the rest of the model over the ranks; blocks are compiled before."""
+        dtype = DTYPES[self._job.training.precision]
+        every = self._job.training.reduction == "microbatch"
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype if every else torch.float32)
+        for module in (*model.blocks, model):
+            fully_shard(module, mp_policy=policy, reshard_after_forward=every)
         self._excess = gradient_excess(self._device)
-        once = self._job.training.reduction == "step"
-        self._sync = GradientSync(model, microbatches=self._job.microbatches) if once else None
+        self._sync = GradientSync(model, self._job)
 
     def before_microbatch(self, *, last: bool) -> None:  # noqa: ARG002 - it counts microbatches itself
-        if self._sync:
-            self._sync.before_forward()
+        self._sync.before_forward()
 
 
-class CanonicalReplica(WholeModel):
-    """Gradients summed in a fixed tree, the same on any number of ranks; see `canonical`."""
+class GradientSync:
+    """Lets FSDP2 gather parameters before a step's first microbatch and reduce gradients after its last.
 
-    parallelism = "replicated"
+    It does nothing where the job wants both for every microbatch.
+    """
 
-    def share(self, model: Model) -> None:
-        self._tree = CanonicalGradients(model, self._job, loss_of=self._loss_of)
+    def __init__(self, model: nn.Module, job: TrainingJob) -> None:
+        once = job.training.reduction == "step"
+        self._sharded = [module for module in model.modules() if once and isinstance(module, FSDPModule)]
+        self._microbatches = job.microbatches
+        self._done = 0
 
-    def gradients(self, batch: Batch) -> Tensor:
-        """Leave the mean gradients of the global batch in the parameters; return its mean loss."""
-        return self._tree.of_step(batch)
+    def before_forward(self) -> None:
+        """Prepare the next microbatch."""
+        self._done += 1
+        last = self._done % self._microbatches == 0
+        for module in self._sharded:
+            module.set_requires_gradient_sync(last, recurse=False)
+            module.set_reshard_after_backward(last, recurse=False)
+            module.set_is_last_backward(last)
 
 
-def _baseline_engine(job: TrainingJob) -> type[WholeModel]:
-    if job.training.summation == "canonical":
-        return CanonicalReplica
-    return WholeModel if job.sharding == "none" else Fsdp2Shard
+def clip_norm(model: nn.Module, most: float) -> Tensor:
+    """Scale gradients so that their norm over all ranks is `most` at the largest; return what it was."""
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm=most)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def gradient_excess(device: torch.device) -> float:
+    """Return how many times too large FSDP2 makes a mean gradient: 1, or the number of ranks.
+
+    FSDP2 asks for ReduceOp.AVG, which Gloo's reduce-scatter silently takes for a sum
+    (github:pytorch/pytorch#162338); AdamW hides it until gradients are clipped. Measured on a
+    layer of one weight, since a later PyTorch may mend either side.
+    """
+    probe = fully_shard(nn.Linear(1, 1, bias=False, device=device))
+    probe(torch.ones(1, 1, device=device)).sum().backward()
+    excess: float = probe.weight.grad.full_tensor().item()
+    return excess
+
+
+def settle_buckets(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Let DDP see one backward pass of `loss`, of any data, before a resumed run goes on.
+
+    After its first pass DDP sorts gradients into other buckets, which all-reduce then sums in another order:
+    without this pass the first resumed step would be rounded as only the first step of a run is.
+    """
+    loss.backward()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def fused_loss(model: nn.Module) -> LossFunction:
@@ -188,10 +204,7 @@ def fused_loss(model: nn.Module) -> LossFunction:
 def baseline_model(job: TrainingJob, device: torch.device) -> Model:
     """Return the model with nothing recomputed, nothing compiled."""
     plain = job.training.model_copy(update={"activation_checkpointing": False})
-    with torch.device(device):
-        model = worker.make_model(job.model_copy(update={"training": plain}))
-    worker.initialise(model, job)
-    return model
+    return building.initial_model(job.model_copy(update={"training": plain}), device)
 
 
 def baseline_loss(model: Model, job: TrainingJob) -> LossFunction:
@@ -199,8 +212,7 @@ def baseline_loss(model: Model, job: TrainingJob) -> LossFunction:
 
     One graph is compiled of all where FSDP has no hook between the layers.
     """
-    head = next_token_loss
-    alone = job.sharding == "none" or job.training.summation == "canonical"
+    head, alone = next_token_loss, job.sharding == "none"
     if job.training.compile and not alone:
         for block in model.blocks:
             block.compile(dynamic=False)

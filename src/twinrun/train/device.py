@@ -8,13 +8,11 @@ import os
 import platform
 import resource
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 
 from twinrun.protocol.job import Job
-from twinrun.train import forks
-from twinrun.train.job_files import rank_variable
+from twinrun.train import node, rank
 
 # Distribution names, by the name a record uses.
 DISTRIBUTIONS = {
@@ -32,7 +30,7 @@ def device_of(job: Job) -> torch.device:
     """Return this rank's device and make it the current one."""
     if not job.accelerator:
         return torch.device("cpu")
-    device = torch.device("cuda", rank_variable("LOCAL_RANK", 0))
+    device = torch.device("cuda", rank.variable("LOCAL_RANK", 0))
     torch.cuda.set_device(device)
     return device
 
@@ -47,10 +45,7 @@ def name(device: torch.device) -> str:
     """Return the device's model name."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine()
+    return node.processor()
 
 
 def memory_bytes(device: torch.device) -> int:
@@ -61,10 +56,10 @@ def memory_bytes(device: torch.device) -> int:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory this process has held so far, in bytes; a fork counts its libraries whole."""
+    """Return the most memory this process has held so far, in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + forks.untouched_bytes()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def held_bytes(device: torch.device) -> dict[str, int]:

@@ -25,8 +25,7 @@ from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.protocol.evaluation import SAMPLES, EvaluationJob, EvaluationResult, ModelScores
 from twinrun.protocol.training import TrainingJob, TrainingResult
 from twinrun.train import device as devices
-from twinrun.train import ranks, training, worker
-from twinrun.train.job_files import start_over
+from twinrun.train import rank, ranks, training
 from twinrun.train.scoring import subject
 from twinrun.train.scoring.harness import RankedModel
 from twinrun.train.scoring.tasks import TaskOutcome, demand_tasks, harness_name, score_tasks
@@ -81,7 +80,7 @@ def evaluate(job: EvaluationJob) -> EvaluationResult:
             )
         )
     samples = Path(job.metrics).parent / SAMPLES
-    if ranks.rank() == 0:
+    if rank.number() == 0:
         write_atomically(samples, samples_text(outcomes))
     ranks.wait()
     (peak,) = ranks.largest([devices.peak_memory_bytes(device)], device)
@@ -180,16 +179,16 @@ def _train(job: TrainingJob, step: int, folder: Path) -> TrainedModel:
     """Train up to `step` unless an earlier start has, and leave the model in `folder`."""
     trained, model = folder / "training.json", folder / "model"
     if not trained.is_file():
-        if ranks.rank() == 0:
+        if rank.number() == 0:
             # The lines of the steps before are written again.
-            start_over(job)
+            rank.start_over(job)
         ranks.wait()
         until = job.training.model_copy(update={"steps": step})
         done = training.train(job.model_copy(update={"training": until}))
         # A finished training is held in cycles, and the model that is scored needs its memory.
         gc.collect()
         digest = ranks.together(lambda: _export(job, step, model), ranks.everyone())
-        if ranks.rank() == 0:
+        if rank.number() == 0:
             whole = TrainedModel(checkpoint_sha256=digest, result=done)
             write_atomically(trained, whole.model_dump_json() + "\n")
         ranks.wait()
@@ -215,4 +214,4 @@ def _load(job: EvaluationJob, folder: Path, device: torch.device) -> RankedModel
 
 
 if __name__ == "__main__":
-    worker.run(evaluate, EvaluationJob)
+    rank.run(evaluate, EvaluationJob)

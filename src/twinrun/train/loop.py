@@ -1,134 +1,162 @@
-"""The training loop in PyTorch alone: one step after another, whoever shares the work."""
+"""A training from its first step to its result, whoever takes the steps."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from twinrun.foundation.errors import InputError
-from twinrun.protocol.training import TrainingJob, TrainingResult
-from twinrun.train import attention, ranks, worker
+from twinrun.protocol.training import COMPOSER, SharedWork, TrainingJob, TrainingResult
+from twinrun.train import attention, building, rank
 from twinrun.train.checkpoint.session import checkpoints_of
 from twinrun.train.checkpoint.state import Parts
 from twinrun.train.corpus import Corpus
-from twinrun.train.data import STREAMING_CHANGES, Batch, load_batches, load_corpus, set_position
+from twinrun.train.data import Batch, load_batches, load_corpus, set_position
 from twinrun.train.device import device_of
 from twinrun.train.metrics import Meter
 from twinrun.train.optimizer import learning_rate
-from twinrun.train.shared_work import SharedWorkMeter
-from twinrun.train.validation import ValidationLoss
+from twinrun.train.validation import LossOfTargets, ValidationLoss
 
 # A recipe's plain loop leaves the kernel of attention to PyTorch; layouts fix the fastest, as Composer's do.
 FREE_ATTENTION = "chosen by PyTorch"
 
 
-class StepEngine(Protocol):
-    """What takes a step: PyTorch's own (`data_parallel`), or one that a recipe brings."""
+class Engine:
+    """What takes the steps: PyTorch's own (`data_parallel`), Composer's Trainer, or one of a recipe."""
 
     module: nn.Module
     parallelism: str
-    weights_hash: str
+    """How the ranks share the work."""
+    weights_hash: str = ""
     """Digest of the initial weights, empty where no rank has all of them."""
-    changes: Mapping[str, str]
+    changes: Mapping[str, str] = {}
     """What is changed of a framework, by its name."""
+    norm: Tensor | None = None
+    """Norm of the last step's gradients before they were clipped, where the engine has it."""
 
     def parts(self) -> Parts:
         """Return what a checkpoint has of the run; raises InputError where there is none."""
+        raise NotImplementedError
 
     def step(self, batch: Batch, rate: float) -> Tensor:
         """Train one step; return the mean loss of this rank's sequences, or of all."""
+        raise NotImplementedError
+
+    def fit(self, steps: Steps) -> None:
+        """Take the steps that are left; an engine that has a loop of its own takes them there."""
+        for read in steps.batches():
+            batch, rate = steps.begin(read)
+            with steps.counted():
+                loss = self.step(batch, rate)
+            steps.add_loss(loss, len(batch["tokens"]))
+            del batch, loss
+            steps.end(self.module, norm=self.norm)
 
 
-def train(job: TrainingJob, *, engine: str | None = None) -> TrainingResult:
+class Beside(Protocol):
+    """What a recipe counts of the steps of a layout: `watch(job, device)` of a module makes it."""
+
+    def counting(self, step: int) -> AbstractContextManager[object]:
+        """Return what is entered around the work of a step, counted from 0 at each start."""
+
+    def end_step(self, step: int) -> None:
+        """Look at what is held after a step."""
+
+    def result(self, module: nn.Module) -> SharedWork:
+        """Return what was counted."""
+
+
+class Steps:
+    """The steps of one training: what is read, measured, validated and saved around each."""
+
+    def __init__(
+        self, job: TrainingJob, corpus: Corpus, engine: Engine, meter: Meter, beside: Beside | None
+    ) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        self._job, self._meter, self._beside = job, meter, beside
+        self._saves = checkpoints_of(job, corpus=corpus, parts=engine.parts, meter=meter)
+        self._validation = ValidationLoss(job, meter)
+        self.done = self._first = self._saves.resume()
+        self.loader = load_batches(job, corpus)
+        set_position(self.loader, job, corpus, step=self.done)
+        # Ranks of one replica read the same sequences, which count once.
+        self._counts = rank.number() % job.replicas == 0
+
+    @property
+    def left(self) -> int:
+        """Steps that are left."""
+        return self._job.training.steps - self.done
+
+    def start(self) -> None:
+        """Start the clock of the first step."""
+        self._meter.start()
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield what this rank reads for each step that is left."""
+        self.start()
+        epochs = itertools.chain.from_iterable(itertools.repeat(self.loader))
+        return itertools.islice(epochs, self.left)
+
+    def begin(self, read: Batch) -> tuple[Batch, float]:
+        """Return a batch on the device, and the learning rate of its step."""
+        rate = learning_rate(self.done, self._job.training.optimizer, step_tokens=self._job.step_tokens)
+        batch = {name: one.to(self._meter.device, non_blocking=True) for name, one in read.items()}
+        if self._counts:
+            self._meter.add_samples(batch["hashes"])
+        return batch, rate
+
+    def counted(self) -> AbstractContextManager[object]:
+        """Return what is entered around the work of the step."""
+        return self._beside.counting(self.done - self._first) if self._beside else contextlib.nullcontext()
+
+    def add_loss(self, loss: Tensor, sequences: int) -> None:
+        """Add the mean loss of so many of this rank's sequences."""
+        if self._counts:
+            self._meter.add_loss(loss, sequences)
+
+    def end(self, loss_of: LossOfTargets, *, norm: Tensor | None = None) -> None:
+        """End the step; raises StoppedError where a rank was told to end and all have saved."""
+        if self._beside:
+            self._beside.end_step(self.done - self._first)
+        self.done += 1
+        self._meter.end_step(norm)
+        self._validation.after_step(self.done, loss_of)
+        self._saves.after_step(self.done)
+
+    def wait(self) -> None:
+        """Return when what was saved is durable."""
+        self._saves.wait()
+
+
+def train(job: TrainingJob, framework: Any, *, beside: Any = None) -> TrainingResult:
     """Train for the job's steps; return what was measured.
 
     Args:
-        engine: module of the recipe that trains layouts of its own framework, see `training.with_engine`.
+        framework: module with `start(job)`, which joins the ranks, and `build(job, device)`, an `Engine`.
+        beside: module whose `watch(job, device)` counts something of a layout, before its engine is built.
     """
     device = device_of(job)
-    ranks.check_world_size(job)
-    framework = _framework(job, engine)
     framework.start(job)
     corpus = load_corpus(job)
-    free = job.training.attention == "sdpa" and not job.layout
-    kernel = FREE_ATTENTION if free else worker.choose_attention(job, device)
-    shared = SharedWorkMeter(job, device) if job.layout else None
-    stepping: StepEngine = framework.build(job, device)
+    free = job.training.trainer != COMPOSER and job.training.attention == "sdpa" and not job.layout
+    kernel = FREE_ATTENTION if free else building.choose_attention(job, device)
+    watched: Beside | None = beside.watch(job, device) if beside and job.layout else None
+    engine: Engine = framework.build(job, device)
     meter = Meter(job, device)
     with contextlib.nullcontext() if free else attention.only(kernel):
-        _steps(job, corpus, stepping, meter, shared)
-    result = worker.collect(
-        job,
-        model=None,
-        meter=meter,
-        device=device,
+        steps = Steps(job, corpus, engine, meter, watched)
+        engine.fit(steps)
+        steps.wait()
+    return meter.result(
         kernel=kernel,
-        parallelism=stepping.parallelism,
+        parallelism=engine.parallelism,
         data_hash=corpus.sha256,
         data_server=corpus.server,
-        weights_hash=stepping.weights_hash,
-        changes={**stepping.changes, **STREAMING_CHANGES},
+        weights_hash=engine.weights_hash,
+        changes=dict(engine.changes),
+        shared=watched.result(engine.module) if watched else None,
     )
-    return result.model_copy(update={"shared": shared.result(stepping.module)}) if shared else result
-
-
-def _steps(
-    job: TrainingJob,
-    corpus: Corpus,
-    engine: StepEngine,
-    meter: Meter,
-    shared: SharedWorkMeter | None,
-) -> None:
-    """Train the steps that no checkpoint has, saving on the way."""
-    saves = checkpoints_of(job, corpus=corpus, parts=engine.parts, meter=meter)
-    validation = ValidationLoss(job, meter)
-    done = saves.resume()
-    batches = load_batches(job, corpus)
-    set_position(batches, job, corpus, step=done)
-    epochs = itertools.chain.from_iterable(itertools.repeat(batches))
-    # Ranks of one replica read the same sequences, which count once.
-    counts = ranks.rank() % job.replicas == 0
-    meter.start()
-    for step, read in zip(range(done, job.training.steps), epochs, strict=False):
-        rate = learning_rate(step, job.training.optimizer, step_tokens=job.step_tokens)
-        batch = {name: one.to(meter.device, non_blocking=True) for name, one in read.items()}
-        if counts:
-            meter.add_samples(batch["hashes"])
-        with _counted(shared, step=step - done):
-            loss = engine.step(batch, rate)
-        if counts:
-            meter.add_loss(loss, len(batch["tokens"]))
-        del batch, loss
-        if shared:
-            shared.end_step(step - done)
-        meter.end_step()
-        validation.after_step(step + 1, engine.module)
-        saves.after_step(step + 1)
-    saves.wait()
-
-
-def _counted(shared: SharedWorkMeter | None, *, step: int) -> AbstractContextManager[object]:
-    return shared.counting(step) if shared else contextlib.nullcontext()
-
-
-def _framework(job: TrainingJob, engine: str | None) -> ModuleType:
-    """Return the module that starts ranks and builds engines; a recipe's is imported only where it runs."""
-    if job.layout is None or job.layout.framework == "torch":
-        from twinrun.train import data_parallel
-
-        return data_parallel
-    if engine is None:
-        raise InputError(
-            "no module trains this layout",
-            place=f"layouts.{job.point}.framework",
-            found=job.layout.framework,
-            allowed="torch, or the framework of an [engine] that the recipe's script brings",
-        )
-    return importlib.import_module(engine)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from twinrun.protocol.bench import COPY, PeakRate
-from twinrun.train import liveness, ranks
+from twinrun.train import rank, ranks
 from twinrun.train.device import synchronise
 
 
@@ -102,7 +102,7 @@ class Clock:
         turns = list(zip(calls, map(_spin, warm), counts, spent, strict=True))
         for repeat in range(self._repeats):
             # In turns on an H200 every second short call read 0.3 microseconds more: not always the same.
-            liveness.beat("times its calls")
+            rank.beat("times its calls")
             for call, spin, count, times in turns[:: -1 if repeat % 2 else 1]:
                 ranks.wait()
                 on_device = clock == "device"

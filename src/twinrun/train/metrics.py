@@ -6,19 +6,22 @@ import hashlib
 import math
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.protocol.measurements import Measurement, Per, sampled
-from twinrun.protocol.training import StepMetrics, TrainingJob
-from twinrun.train import liveness, ranks
-from twinrun.train.device import synchronise
-from twinrun.train.job_files import append_line
+from twinrun.protocol.training import StepMetrics, TrainingJob, TrainingResult
+from twinrun.train import building, float8, rank, ranks
+from twinrun.train import device as devices
 from twinrun.train.power import PowerMeter
 from twinrun.train.sniff import Sniffer
+
+# Numbers of a step that a checkpoint keeps.
+COLUMNS = ("loss", "seconds", "watts", "gradient_norm")
 
 
 class Meter:
@@ -26,6 +29,8 @@ class Meter:
 
     Sums stay on the device until the end of a step, so that microbatches are queued without waiting.
     """
+
+    _none = torch.empty(0)
 
     def __init__(self, job: TrainingJob, device: torch.device) -> None:
         self.steps: list[StepMetrics] = []
@@ -79,28 +84,31 @@ class Meter:
 
     def start(self) -> None:
         """Start the clock of the next step; a step includes the wait for its data."""
-        synchronise(self.device)
+        devices.synchronise(self.device)
         self._began = time.perf_counter()
-        liveness.beat("reads its samples", step=len(self.steps) + 1)
+        rank.beat("reads its samples", step=len(self.steps) + 1)
 
     def add_samples(self, hashes_B: Tensor) -> None:
         """Add the int64 hashes of this rank's samples; the sum may wrap, the order is free."""
         self._sums_of_ranks[0] += hashes_B.sum()
-        liveness.beat("forward")
+        rank.beat("forward")
 
     def add_loss(self, loss: Tensor, sequences: int) -> None:
         """Add the mean loss of a microbatch of `sequences`."""
         self._loss += loss.detach().double() * sequences
-        liveness.beat("backward and optimizer")
+        rank.beat("backward and optimizer")
 
-    def end_step(self) -> None:
-        """Stop the clock, combine all ranks, and write the step's line from the first rank.
+    def end_step(self, norm: Tensor | None = None) -> None:
+        """Stop the clock, combine all ranks, and write the step's line.
+
+        Args:
+            norm: of the gradients before they were clipped, where the loop has it.
 
         Raises:
             RunError: the loss is no longer a number.
-        InputError: checkpoints were asked for, and the loop keeps none.
+            InputError: checkpoints were asked for, and the loop keeps none.
         """
-        synchronise(self.device)
+        devices.synchronise(self.device)
         ended = time.perf_counter()
         if self._job.checkpointing and not self.keeps_checkpoints:
             raise InputError(
@@ -108,13 +116,12 @@ class Meter:
                 place="--checkpoint",
                 hint="leave it out, or call twinrun.train.checkpoint.session.checkpoints_of in the script",
             )
-        seconds = ended - self._began
-        liveness.beat("sums the loss of all ranks")
+        rank.beat("sums the loss of all ranks")
         number = len(self.steps) + 1
         timed = number > self._untimed
         # On Linux both clocks of Python are the monotonic one, which the sampler reads.
         own_watts = self.power.watts(self._began, ended, timed=timed)
-        self._sums_of_ranks[1] = ranks.stop_wanted()
+        self._sums_of_ranks[1] = rank.stop_wanted()
         if own_watts is not None:
             self._sums_of_ranks[2:] = torch.tensor([round(own_watts * 1e3), 1])
         if dist.is_initialized():
@@ -125,12 +132,10 @@ class Meter:
             raise RunError("the loss is not finite", place=f"{self._job.point}, step {number}", found=loss)
         total, stopping, milliwatts, read = self._sums_of_ranks.tolist()
         watts = milliwatts / 1e3 / self._job.world_size if 0 < self.power.needed <= read else None
-        step = self._step(number, loss=loss, seconds=seconds, timed=timed, watts=watts)
-        self.steps.append(step)
-        self._add_order(total)
+        measured = {"loss": loss, "seconds": ended - self._began, "timed": timed, "watts": watts}
+        self._add(total, **measured, gradient_norm=None if norm is None else norm.item())
         self.stopping = bool(stopping)
-        if ranks.rank() == 0:
-            append_line(self._job, step)
+        rank.report(self.steps[-1])
         self._clear()
         # Between the clocks of two steps.
         if self._sniffer:
@@ -138,44 +143,99 @@ class Meter:
         self.start()
 
     def history(self) -> dict[str, Tensor]:
-        """Return what a run that goes on later needs of the steps so far, a value a step."""
+        """Return what a run that goes on later needs of the steps so far, a value a step, NaN for none."""
+        columns = {name: [getattr(step, name) for step in self.steps] for name in COLUMNS}
+        floats = {
+            name: torch.tensor([math.nan if one is None else one for one in values], dtype=torch.float64)
+            for name, values in columns.items()
+        }
         return {
-            "loss": torch.tensor([step.loss for step in self.steps], dtype=torch.float64),
-            "seconds": torch.tensor([step.seconds for step in self.steps], dtype=torch.float64),
+            **floats,
             "timed": torch.tensor([step.timed for step in self.steps], dtype=torch.bool),
             "samples": torch.tensor(self._sums, dtype=torch.int64),
+            "validation": torch.tensor(self.validation, dtype=torch.float64).reshape(-1, 2),
+            "blocked": torch.tensor(self.blocked, dtype=torch.float64),
         }
 
     def go_on(self, history: Mapping[str, Tensor]) -> None:
-        """Take the steps of the run that is resumed for ours; the next ones warm up again."""
-        rows = zip(*(history[name].tolist() for name in ("loss", "seconds", "timed")), strict=True)
-        self.steps = [
-            self._step(number, loss=loss, seconds=seconds, timed=timed)
-            for number, (loss, seconds, timed) in enumerate(rows, start=1)
-        ]
+        """Take what the run that is resumed has measured for ours; the next steps warm up again."""
+        names = [name for name in (*COLUMNS, "timed", "samples") if name in history]
+        for row in zip(*(history[name].tolist() for name in names), strict=True):
+            known = dict(zip(names, row, strict=True))
+            self._add(
+                **{
+                    name: None if isinstance(value, float) and math.isnan(value) else value
+                    for name, value in known.items()
+                }
+            )
+        self.validation = [(int(step), loss) for step, loss in history.get("validation", self._none).tolist()]
+        self.blocked = history.get("blocked", self._none).tolist()
         self._untimed = len(self.steps) + self._job.training.warmup_steps
-        for total in history["samples"].tolist():
-            self._add_order(total)
-        if ranks.rank() == 0:
-            for step in self.steps:
-                append_line(self._job, step)
+        for step in self.steps:
+            rank.report(step)
 
-    def _add_order(self, total: int) -> None:
-        self._sums.append(total)
-        self._order.update(total.to_bytes(8, "little", signed=True))
+    def _add(self, samples: int, **measured: Any) -> None:
+        self._sums.append(samples)
+        self._order.update(samples.to_bytes(8, "little", signed=True))
+        if not math.isfinite(measured.get("gradient_norm") or 0.0):
+            # An overflow of fp16, whose step is left out.
+            measured["gradient_norm"] = None
+        self.steps.append(
+            StepMetrics(
+                point=self._job.point,
+                attempt=self._job.attempt,
+                step=len(self.steps) + 1,
+                control=self._job.control,
+                **measured,
+            )
+        )
 
-    def _step(
-        self, number: int, *, loss: float, seconds: float, timed: bool, watts: float | None = None
-    ) -> StepMetrics:
-        return StepMetrics(
-            point=self._job.point,
-            attempt=self._job.attempt,
-            step=number,
-            loss=loss,
-            seconds=seconds,
-            timed=timed,
-            watts=watts,
-            control=self._job.control,
+    def result(
+        self, *, model: nn.Module | None = None, kernel: str, parallelism: str, **known: Any
+    ) -> TrainingResult:
+        """Return what this point measured; every rank must call it.
+
+        Args:
+            model: what trained, whole or sharded by FSDP2; None where `building` made it and the ranks split
+                it in a way of their own.
+            kernel: the kernel of attention.
+            known: other fields of the result: digests of data and initial weights, changes of a framework.
+
+        Raises:
+            RunError: the model has another number of parameters than the manifest says.
+        """
+        job, device = self._job, self.device
+        parameters = (
+            building.count_parameters(job)
+            if model is None
+            else sum(one.numel() for one in model.parameters())
+        )
+        building.demand_parameters(job, parameters)
+        (peak,) = ranks.largest([devices.peak_memory_bytes(device)], device)
+        power = self.power.source()
+        self.power.end()
+        return TrainingResult.model_validate(
+            {
+                "point": job.point,
+                "parameters": parameters,
+                "reported": tuple(self.reported),
+                "validation": tuple(self.validation),
+                "blocked_seconds": tuple(self.blocked),
+                "microbatch": job.microbatch,
+                "steps": tuple(self.steps),
+                "peak_memory_bytes": int(peak),
+                "device_name": devices.name(device),
+                "device_memory_bytes": devices.memory_bytes(device),
+                "attention_backend": kernel,
+                "fp8_recipe": float8.described(job),
+                "parallelism": parallelism,
+                "order_hash": self.order_hash,
+                "libraries": devices.libraries(device),
+                "power": power,
+                "data_hash": "",
+                "weights_hash": "",
+                **known,
+            }
         )
 
     def _clear(self) -> None:

@@ -12,7 +12,7 @@ from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.checks import ChecksJob, CheckSpec
 from twinrun.protocol.measurements import Check
-from twinrun.train.job_files import rank_variable
+from twinrun.train import rank
 
 # Beyond the timeouts: ranks do not start at once, and a shared file system shows a file late.
 GRACE_SECONDS = 60.0
@@ -23,7 +23,7 @@ class Outcomes:
     """The outcomes of all ranks, each posted by its rank as soon as it is known."""
 
     def __init__(self, job: ChecksJob) -> None:
-        self.rank, self.ranks = rank_variable("RANK", 0), rank_variable("WORLD_SIZE", 1)
+        self.rank, self.ranks = rank.variable("RANK", 0), rank.variable("WORLD_SIZE", 1)
         if self.ranks != job.world_size:
             raise InputError(
                 "wrong number of ranks", place=job.point, found=self.ranks, allowed=job.world_size
@@ -73,12 +73,12 @@ class Outcomes:
     def collect(self, spec: CheckSpec) -> dict[int, Check]:
         """Return by rank what the check posted last has found; `unknown` for a rank that is silent."""
         missing, found = self._missing(), {}
-        for rank in range(self.ranks):
-            if rank in missing:
-                place, reason = f"rank {rank}", "this rank reported nothing"
-                found[rank] = Check(id=spec.id, outcome="unknown", place=place, reason=reason)
-            elif self._file(self._name, rank).stat().st_size:
-                found[rank] = load_json(self._file(self._name, rank), Check)
+        for number in range(self.ranks):
+            if number in missing:
+                place, reason = f"rank {number}", "this rank reported nothing"
+                found[number] = Check(id=spec.id, outcome="unknown", place=place, reason=reason)
+            elif self._file(self._name, number).stat().st_size:
+                found[number] = load_json(self._file(self._name, number), Check)
         return found
 
     def _missing(self) -> list[int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from twinrun.protocol.job import Job
 from twinrun.protocol.power import AddressFunction, PowerReading, PowerSource, SampledDevice
-from twinrun.train.job_files import rank_variable
+from twinrun.train import rank
 from twinrun.train.power_sampler import MODULE, NOTHING, PERIOD_SECONDS, SENSOR
 
 # Half an hour of samples: so long a step may take before the sampler has to wait for its reader.
@@ -29,7 +29,7 @@ class PowerMeter:
 
     def __init__(self, job: Job, reading: PowerReading | None) -> None:
         self._job, self._reading = job, reading or PowerReading()
-        self._first = rank_variable("LOCAL_RANK", 0) == 0
+        self._first = rank.variable("LOCAL_RANK", 0) == 0
         self._pid = self._writer = self._reader = -1
         self._text = b""
         self._sensor: str | None = None
@@ -41,7 +41,7 @@ class PowerMeter:
             self._reason = NO_SENSOR
         elif wanted:
             asked = self._reading.address if job.accelerator else None
-            address = pci_address(asked, rank_variable("LOCAL_RANK", 0))
+            address = pci_address(asked, rank.variable("LOCAL_RANK", 0))
             self._start(SampledDevice(pid=os.getpid(), address=address, sensor=wanted))
 
     @property
@@ -49,7 +49,7 @@ class PowerMeter:
         """How many ranks must have read something before the power of all devices is known."""
         world = self._job.world_size
         if self._reading.sensor and self._reading.sensor[0].of == "node":
-            return -(-world // rank_variable("LOCAL_WORLD_SIZE", 1))
+            return -(-world // rank.variable("LOCAL_WORLD_SIZE", 1))
         return -(-world // self._reading.devices_per_card)
 
     def watts(self, began: float, ended: float, *, timed: bool) -> float | None:

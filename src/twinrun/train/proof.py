@@ -10,7 +10,7 @@ import torch.distributed as dist
 from twinrun.protocol.job import Job
 from twinrun.protocol.proof import ProofResult
 from twinrun.train import device as devices
-from twinrun.train import liveness, ranks, worker
+from twinrun.train import rank, ranks
 
 _BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 _REPEATS = 5
@@ -24,7 +24,7 @@ def prove(job: Job) -> ProofResult:
     message = torch.zeros(size // 4, device=device)
     found = []
     for _ in range(_REPEATS + 1):
-        liveness.beat("all-reduce")
+        rank.beat("all-reduce")
         ranks.wait()
         devices.synchronise(device)
         began = time.perf_counter()
@@ -43,4 +43,4 @@ def prove(job: Job) -> ProofResult:
 
 
 if __name__ == "__main__":
-    worker.run(prove, Job)
+    rank.run(prove, Job)

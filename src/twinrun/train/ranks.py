@@ -1,4 +1,4 @@
-"""The ranks of a job: their process group, what all of them must know, and being told to end.
+"""The ranks of a job: their process group, and what all of them must know.
 
 One rank needs no group.
 """
@@ -6,24 +6,15 @@ One rank needs no group.
 from __future__ import annotations
 
 import datetime
-import signal
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from twinrun.foundation.errors import InputError, TwinrunError
+from twinrun.foundation.errors import TwinrunError
 from twinrun.protocol.job import Job
-from twinrun.train.job_files import rank_variable
-
-
-def check_world_size(job: Job) -> None:
-    """Raise InputError unless the launcher started as many ranks as the job has."""
-    started = rank_variable("WORLD_SIZE", 1)
-    if started != job.world_size:
-        raise InputError("wrong number of ranks", place=job.point, found=started, allowed=job.world_size)
+from twinrun.train import rank
 
 
 def join(job: Job, *, alone: bool = False, timeout: float | None = None) -> None:
@@ -36,22 +27,17 @@ def join(job: Job, *, alone: bool = False, timeout: float | None = None) -> None
     Raises:
         InputError: the launcher started another number of ranks than the job has.
     """
-    check_world_size(job)
+    rank.demand_world_size(job)
     if (job.world_size > 1 or alone) and not dist.is_initialized():
-        # The launcher's store may have met other points of the same ranks: each has names of its own there.
-        store, number, ranks = next(iter(dist.rendezvous("env://")))
+        # A launcher's store may have met an earlier start of the ranks: each has names of its own there.
+        store, place, size = next(iter(dist.rendezvous("env://")))
         dist.init_process_group(
             "nccl" if job.accelerator else "gloo",
             store=dist.PrefixStore(job.attempt, store),
-            rank=number,
-            world_size=ranks,
+            rank=place,
+            world_size=size,
             timeout=None if timeout is None else datetime.timedelta(seconds=timeout),
         )
-
-
-def rank() -> int:
-    """Return the number of this rank, before it has joined the others too."""
-    return rank_variable("RANK", 0)
 
 
 def wait() -> None:
@@ -69,31 +55,6 @@ def largest(values: Sequence[float], device: torch.device) -> list[float]:
     return found
 
 
-_signals: list[int] = []
-
-
-class TrainingStoppedError(Exception):
-    """All ranks have saved what they did, and end."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__(f"saved after step {step}")
-        self.step = step
-
-
-def listen_for_stop() -> None:
-    """Take SIGTERM, which schedulers send before they kill, as a request; for a run that can save."""
-    signal.signal(signal.SIGTERM, _note)
-
-
-def stop_wanted() -> bool:
-    """Say whether this rank was told to end."""
-    return bool(_signals)
-
-
-def _note(number: int, _frame: FrameType | None) -> None:
-    _signals.append(number)
-
-
 def together(work: Callable[[], Any], group: dist.ProcessGroup | None) -> Any:
     """Do `work` on the first rank; return its result, or raise its TwinrunError, on all.
 
@@ -101,7 +62,7 @@ def together(work: Callable[[], Any], group: dist.ProcessGroup | None) -> Any:
         group: all ranks, None where there is one.
     """
     found: list[Any] = [None, None]
-    if rank() == 0:
+    if rank.number() == 0:
         try:
             found[0] = work()
         except TwinrunError as error:

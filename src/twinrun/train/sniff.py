@@ -12,7 +12,7 @@ from torch import Tensor
 
 from twinrun.protocol.job import Job
 from twinrun.protocol.sniff import FILE, Sniff
-from twinrun.train import liveness, ranks
+from twinrun.train import rank
 from twinrun.train.device import synchronise
 
 # Of the matrix product, on a processor and on a GPU; of exchanged and reduced messages in floats.
@@ -47,7 +47,7 @@ class Sniffer:
         """Sniff where it is due; all ranks call this after the same step."""
         if not self._every or step % self._every:
             return
-        liveness.beat("sniff test")
+        rank.beat("sniff test")
         began = time.perf_counter()
         compute = self._shortest(self._multiply)
         reduced = self._shortest(lambda: dist.all_reduce(self._sent.fill_(1.0)), repeats=2)
@@ -55,7 +55,7 @@ class Sniffer:
         own = torch.tensor([compute, exchange], dtype=torch.float64, device=self._device)
         every = [torch.empty_like(own) for _ in range(self._job.world_size)]
         dist.all_gather(every, own)
-        if ranks.rank() == 0:
+        if rank.number() == 0:
             table = [one.tolist() for one in every]
             sniff = Sniff(
                 step=step,
@@ -73,7 +73,7 @@ class Sniffer:
 
     def _exchange(self, stride: int) -> float:
         """Return the seconds of a message to the partner and back; infinite for a rank that has none."""
-        partner = ranks.rank() ^ stride
+        partner = rank.number() ^ stride
         if partner >= self._job.world_size:
             return float("inf")
         return self._shortest(lambda: self._send(partner), repeats=2)

@@ -10,18 +10,17 @@ from twinrun.protocol.training import TrainingJob
 from twinrun.train.models import Model
 
 
-def tracer_of(job: TrainingJob, model: Model, *, parallelism: str = "") -> Tracer | None:
+def tracer_of(job: TrainingJob, model: Model) -> Tracer | None:
     """Return what traces the whole model of `job` before it is sharded; None where no trace is asked for.
 
     Raises:
-        InputError: the parameters are cut or flat, or the run may be resumed.
+        InputError: the parameters are cut, or the run may be resumed.
     """
     if not job.training.trace:
         return None
     framework = job.layout.framework if job.layout else "torch"
     for place, found, allowed in (
         ("framework", framework, "torch"),
-        ("parallelism", parallelism if parallelism == "fsdp1" else "", ""),
         ("--checkpoint", "given" if job.checkpointing else "", ""),
     ):
         if found != allowed:

@@ -2,60 +2,99 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import signal
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from twinrun.protocol.training import TrainingJob, TrainingResult
-from twinrun.train import attention, worker
-from twinrun.train.models import Build, bring
+from twinrun.foundation.errors import InputError
+from twinrun.protocol.training import COMPOSER, TrainingJob, TrainingResult
+from twinrun.train import rank
+
+Loop = Callable[[TrainingJob], TrainingResult]
 
 
-def main(*, model: Build | None = None, engine: str | None = None) -> None:
+def main(
+    *,
+    model: Callable[..., Any] | None = None,
+    engine: str | None = None,
+    loop: Loop | None = None,
+    beside: str | None = None,
+) -> None:
     """Train the point whose job the command line names; the last line of a recipe's script.
 
     Args:
         model: makes the recipe's own model, `build(shape, *, training)`, in place of the shape's family. Its
             parameters are counted before the first step, and a difference from the manifest ends the run.
         engine: module beside the script that trains layouts of the recipe's `[engine]`. It has `start(job)`,
-            which joins the ranks, and `build(job, device)`, which returns a `twinrun.train.loop.StepEngine`;
+            which joins the ranks, and `build(job, device)`, which returns a `twinrun.train.loop.Engine`;
             it is imported where such a layout runs.
+        loop: the recipe's own loop, in place of all of these.
+        beside: module beside the script whose `watch(job, device)` counts something of layouts, see
+            `twinrun.train.loop.Beside`.
     """
-    if model is not None:
-        bring(model)
-    worker.main(partial(train, engine=engine), load=partial(load, engine=engine))
+    rank.run(
+        partial(_with_controls, loop or partial(train, model=model, engine=engine, beside=beside)),
+        TrainingJob,
+    )
 
 
-def train(job: TrainingJob, *, engine: str | None = None) -> TrainingResult:
+def _with_controls(loop: Loop, job: TrainingJob) -> TrainingResult:
+    result = loop(job)
+    controls = []
+    for number in range(1, job.training.controls + 1):
+        # The run before holds models and loaders in cycles.
+        gc.collect()
+        control = loop(job.model_copy(update={"control": number, "checkpointing": None}))
+        controls.append(tuple(step.loss for step in control.steps))
+    return result.model_copy(update={"controls": tuple(controls)})
+
+
+def train(
+    job: TrainingJob,
+    *,
+    model: Callable[..., Any] | None = None,
+    engine: str | None = None,
+    beside: str | None = None,
+) -> TrainingResult:
     """Train the job's point by Composer, or in PyTorch alone; only the framework that is used is imported.
-
-    Args:
-        engine: the recipe's module that trains layouts of its own framework.
 
     Raises:
         InputError: the layout has a framework and the recipe no module for it.
         RunError: the model has another number of parameters than the manifest says.
     """
-    trainer = load(job, engine=engine)
-    worker.check_parameters(job)
-    return trainer(job)
+    from twinrun.train import attention, building, loop, models
 
-
-def load(job: TrainingJob, *, engine: str | None = None) -> Callable[[TrainingJob], TrainingResult]:
-    """Import what trains `job`, and return it; jobs with the same `imports` share what is imported."""
     # Before the model is built, or a framework imported, which imports Triton.
     if job.training.attention == attention.TRITON and not job.accelerator:
         attention.interpret_triton()
-    if job.training.trainer == "composer" and job.layout is None:
-        handler = signal.getsignal(signal.SIGTERM)
-        from twinrun.train import composer_loop
+    if model is not None:
+        models.bring(model)
+    building.demand_parameters(job, building.count_parameters(job))
+    return loop.train(
+        job, _framework(job, engine), beside=importlib.import_module(beside) if beside else None
+    )
 
-        # The import takes it, to unwind, which waits for collectives that never end.
-        signal.signal(signal.SIGTERM, handler)
-        return composer_loop.train
-    from twinrun.train import loop
 
-    return partial(loop.train, engine=engine)
+def _framework(job: TrainingJob, engine: str | None) -> Any:
+    """Return the module that starts ranks and builds engines."""
+    if job.layout is not None and job.layout.framework != "torch":
+        if engine is None:
+            raise InputError(
+                "no module trains this layout",
+                place=f"layouts.{job.point}.framework",
+                found=job.layout.framework,
+                allowed="torch, or the framework of an [engine] that the recipe's script brings",
+            )
+        return importlib.import_module(engine)
+    handler = signal.getsignal(signal.SIGTERM)
+    composed = job.training.trainer == COMPOSER and job.layout is None
+    found = importlib.import_module(f"twinrun.train.{'composer_loop' if composed else 'data_parallel'}")
+    # Composer takes the signal when it is imported, to unwind, which waits for collectives that never end.
+    signal.signal(signal.SIGTERM, handler)
+    return found
 
 
 if __name__ == "__main__":

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import liveness, ranks
-from twinrun.train.corpus import COLUMN, INDEX
-from twinrun.train.data import load_corpus, targets_of
+from twinrun.train import rank
+from twinrun.train.data import Samples, load_corpus, targets_of
 from twinrun.train.metrics import Meter
 from twinrun.train.models import IGNORED
 
@@ -52,7 +47,7 @@ class ValidationLoss:
         # Compiled graphs and the collectives of shards ask for the same batches on every rank.
         turns = -(-sequences // (self._job.world_size * self._job.microbatch))
         for turn in range(turns):
-            liveness.beat("validates")
+            rank.beat("validates")
             part_BS = self._tokens_NS[turn * self._job.microbatch : (turn + 1) * self._job.microbatch]
             tokens_BS = torch.zeros(self._job.microbatch, part_BS.shape[1], dtype=torch.int64)
             tokens_BS[: len(part_BS)] = part_BS
@@ -76,16 +71,7 @@ def _share(job: TrainingJob, sequences: int) -> Tensor:
             found=corpus.samples,
             allowed=f"at least {sequences}, validation.sequences",
         )
-    mine = itertools.islice(_sequences(Path(job.validation_data)), ranks.rank(), sequences, job.world_size)
-    found = [torch.from_numpy(tokens_S) for tokens_S in mine]
-    return torch.stack(found) if found else torch.empty(0, job.shape.sequence, dtype=torch.int64)
-
-
-def _sequences(folder: Path) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Yield the samples of prepared shards in their order; a second data set of one folder is refused."""
-    from streaming.base.format import reader_from_json
-
-    for shard in json.loads((folder / INDEX).read_text(encoding="utf-8"))["shards"]:
-        reader = reader_from_json(str(folder), None, shard)
-        for place in range(len(reader)):
-            yield reader[place][COLUMN].astype(np.int64)
+    samples = Samples(job.validation_data, corpus)
+    places = range(rank.number(), sequences, job.world_size)
+    mine = [torch.from_numpy(samples[place]["tokens"]) for place in places]
+    return torch.stack(mine) if mine else torch.empty(0, job.shape.sequence, dtype=torch.int64)

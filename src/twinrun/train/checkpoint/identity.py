@@ -10,9 +10,7 @@ from twinrun.protocol.training import TrainingJob, identity
 from twinrun.train.corpus import Corpus
 
 # Settings of a training that change how a step is computed, and at most its rounding.
-LAYOUT = ("reduction", "attention", "activation_checkpointing", "trainer", "compile", "summation")
-# Fields that may differ, by mode: a fixed tree of sums gives the same bits on any number of ranks.
-FREE: dict[str, tuple[str, ...]] = {"exact": (), "canonical": ("world_size", "sharding")}
+LAYOUT = ("reduction", "attention", "activation_checkpointing", "trainer", "compile")
 
 
 def identity_of(job: TrainingJob, corpus: Corpus) -> dict[str, str]:
@@ -66,9 +64,9 @@ def check_allowed(
     )
     if mode == "bounded":
         return
-    free = FREE[mode]
-    theirs, ours = (
-        {name: value for name, value in one.items() if name not in free} for one in (manifest.layout, layout)
-    )
+    # Older checkpoints name a way of summing that every run has now.
+    theirs = {
+        name: value for name, value in manifest.layout.items() if (name, value) != ("summation", "fast")
+    }
     hint = "`--checkpoint mode=bounded` goes on with another layout, inside an envelope of the loss"
-    demand_same_run(theirs, ours, "the checkpoint was saved with another layout", place=place, hint=hint)
+    demand_same_run(theirs, layout, "the checkpoint was saved with another layout", place=place, hint=hint)

@@ -21,7 +21,7 @@ from twinrun.checkpoints.store import MANIFEST, DamagedError, Store
 from twinrun.checkpoints.verification import demand_published_checkpoint, read_manifest, retire
 from twinrun.foundation.errors import InputError, RunError, TwinrunError
 from twinrun.protocol.training import TrainingJob
-from twinrun.train import liveness, ranks
+from twinrun.train import rank, ranks
 from twinrun.train.checkpoint import state
 from twinrun.train.checkpoint.identity import check_allowed, identity_of, layout_of, weights_alone
 from twinrun.train.checkpoint.storage import Planner, Reader, Writer
@@ -74,7 +74,7 @@ class Checkpoints:
         self._saving: Future[Any] | None = None
         self._saved = -1
         self._token = self._claim()
-        ranks.listen_for_stop()
+        rank.listen_for_stop()
 
     def resume(self) -> int:
         """Go on from the newest good checkpoint, if there is one; return the steps that are done.
@@ -116,7 +116,7 @@ class Checkpoints:
         """Save when it is time; the state is copied here, and written beside the training.
 
         Raises:
-            Stopped: a rank was told to end, and what all have done is saved.
+            StoppedError: a rank was told to end, and what all have done is saved.
             TwinrunError: the save before this one failed, or another run writes here.
         """
         last, stopping = step == self._job.training.steps, self._meter.stopping
@@ -124,12 +124,12 @@ class Checkpoints:
             self._save(step)
         if stopping and not last:
             self.wait()
-            raise ranks.TrainingStoppedError(step)
+            raise rank.StoppedError(step)
 
     def _save(self, step: int) -> None:
         began = time.perf_counter()
         self.wait()
-        liveness.beat("copies what it saves")
+        rank.beat("copies what it saves")
         tensors = self._parts.tensors() | state.history(self._meter)
         writer = Writer(
             self._store,
@@ -149,7 +149,7 @@ class Checkpoints:
         """Wait until the last save is durable and published; raises TwinrunError where it failed."""
         if self._saving is None:
             return
-        liveness.beat("waits until it is saved")
+        rank.beat("waits until it is saved")
         saving, self._saving = self._saving, None
         try:
             saving.result()
@@ -183,7 +183,7 @@ class Checkpoints:
         fault, manifest = None, None
         try:
             # One rank looks at the files of all, and each at those that it opens.
-            manifest = read_manifest(store, step, beside=ranks.rank() == 0)
+            manifest = read_manifest(store, step, beside=rank.number() == 0)
             demand_published_checkpoint(store, manifest)
         except DamagedError as error:
             fault = str(error)
@@ -253,7 +253,7 @@ class Checkpoints:
         return ranks.together(work, self._group)
 
     def _say(self, text: str) -> None:
-        if ranks.rank() == 0:
+        if rank.number() == 0:
             sys.stderr.write(f"checkpoints: {text}\n")
 
 

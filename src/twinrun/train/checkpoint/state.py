@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -47,8 +48,15 @@ class Parts(Protocol):
 class InPlaceState:
     """A model and its optimizer, whose own tensors are saved and loaded into."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._model, self._optimizer = model, optimizer
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        taken: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take what is saved, and what is called once it has been loaded."""
+        self._model, self._optimizer, self._taken = model, optimizer, taken
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors where they are; settings are no part of them."""
@@ -58,8 +66,9 @@ class InPlaceState:
         """Make the optimizer state that `manifest` has, and return all tensors."""
         return prepare(self._model, self._optimizer, manifest)
 
-    def take(self, tensors: dict[str, Tensor]) -> None:
-        """Do nothing: the tensors are the run's own."""
+    def take(self, tensors: dict[str, Tensor]) -> None:  # noqa: ARG002 - they are in place
+        """Go on: the tensors are the run's own."""
+        self._taken()
 
 
 def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -61,7 +61,7 @@ from twinrun.checkpoints.safetensors import ITEM_BYTES, Entry
 from twinrun.checkpoints.store import MANIFEST, Sink, Store, demand_readable
 from twinrun.checkpoints.verification import entry_of, read_chunk, read_entries, threads
 from twinrun.foundation.errors import RunError, TwinrunError
-from twinrun.train import ranks
+from twinrun.train import rank
 from twinrun.train.checkpoint.state import DTYPES, NAMES, Staging
 
 # Tensors up to this size that every rank has are saved by the first one: spread over all ranks, they would
@@ -122,7 +122,7 @@ class Writer(StorageWriter, AsyncStager):
         """Nothing to close: the memory is the run's."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        name, pieces = _name_of(ranks.rank()), [_piece(item) for item in plan.items]
+        name, pieces = _name_of(rank.number()), [_piece(item) for item in plan.items]
         _, needed = file_of(pieces)
         self._store.begin(self._step, self._token, needed=needed)
         stored = write_part(
@@ -206,7 +206,7 @@ class Reader(StorageReader):
         """Read the descriptions of the parts that this rank needs; raises DamagedError."""
         needed = {name: _boxes(tensor) for name, tensor in self._tensors.items()}
         size = dist.get_world_size() if dist.is_initialized() else 1
-        self._parts = parts_for(self._store, self._manifest, needed, rank=ranks.rank(), world_size=size)
+        self._parts = parts_for(self._store, self._manifest, needed, rank=rank.number(), world_size=size)
         chunks: defaultdict[str, list[ChunkStorageMetadata]] = defaultdict(list)
         for part in self._parts.values():
             for name, held in part.tensors.items():

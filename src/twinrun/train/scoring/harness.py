@@ -21,7 +21,7 @@ from lm_eval.models.huggingface import HFLM
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.protocol.evaluation import ScoreRule
 from twinrun.train import device as devices
-from twinrun.train import liveness
+from twinrun.train import rank
 
 # The metric of a task for each rule; the last is ours.
 METRICS: Mapping[ScoreRule, str] = {
@@ -102,7 +102,7 @@ class RankedModel(HFLM):
         return self._encoded[pair]
 
     def _model_call(self, inps: torch.Tensor, *arguments: Any, **named: Any) -> Any:
-        liveness.beat("scores a batch", step=self._asked)
+        rank.beat("scores a batch", step=self._asked)
         devices.synchronise(self.device)
         began = time.perf_counter()
         logits = super()._model_call(inps, *arguments, **named)

@@ -18,8 +18,7 @@ from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.protocol.evaluation import EvaluationJob, EvaluationLine, NamedTask, Sample, TaskScore
-from twinrun.train import ranks
-from twinrun.train.job_files import append_line
+from twinrun.train import rank, ranks
 from twinrun.train.scoring import fixtures
 from twinrun.train.scoring.documents import read_documents
 from twinrun.train.scoring.harness import METRICS, Encode, RankedModel, RuledTask
@@ -59,10 +58,10 @@ def score_tasks(
         found = _kept(file, identity)
         if found is None:
             found = _run(job, spec, model, identity)
-            if ranks.rank() == 0:
+            if rank.number() == 0:
                 write_atomically(file, found.model_dump_json() + "\n")
         ranks.wait()
-        if ranks.rank() == 0:
+        if rank.number() == 0:
             _report(job, spec, done=number + 1, requests=len(job.tasks), score=found.score.score)
         outcomes.append(found)
     return tuple(outcomes)
@@ -96,7 +95,7 @@ def _run(job: EvaluationJob, spec: NamedTask, model: RankedModel, identity: str)
     requests = documents * 4
 
     def report(asked: int) -> None:
-        if ranks.rank() == 0:
+        if rank.number() == 0:
             _report(job, spec, done=min(asked, requests), requests=requests)
 
     model.restart_count(report)
@@ -104,7 +103,7 @@ def _run(job: EvaluationJob, spec: NamedTask, model: RankedModel, identity: str)
         model, {"tasks": {spec.name: task}}, limit=job.limit, bootstrap_iters=1, log_samples=True
     )
     outcome = None
-    if ranks.rank() == 0:
+    if rank.number() == 0:
         score = _score(job, spec, task, found).model_copy(
             update={
                 "batch": model.largest_batch,
@@ -228,9 +227,7 @@ def _digest(parts: Any) -> str:
 def _report(
     job: EvaluationJob, spec: NamedTask, *, done: int, requests: int, score: float | None = None
 ) -> None:
-    append_line(
-        job,
-        EvaluationLine(
-            point=job.point, attempt=job.attempt, task=spec.name, done=done, requests=requests, score=score
-        ),
+    line = EvaluationLine(
+        point=job.point, attempt=job.attempt, task=spec.name, done=done, requests=requests, score=score
     )
+    rank.report(line)

@@ -7,10 +7,9 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from twinrun.protocol.bench import COPY, BenchJob, BenchResult, Work
-from twinrun.train import worker
-from twinrun.train.measure import distance
+from twinrun.train import rank
 from twinrun.train.bench import CheckedCall, Session
-from twinrun.train.measure import Function, copy_rate
+from twinrun.train.measure import Function, copy_rate, distance
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ALLOWED_ERRORS = {"fp32": 1e-5, "bf16": 1e-2}
@@ -57,4 +56,4 @@ def checked(name: str, call: Function, reference_RC: Tensor) -> CheckedCall:
 
 
 if __name__ == "__main__":
-    worker.run(bench, BenchJob)
+    rank.run(bench, BenchJob)

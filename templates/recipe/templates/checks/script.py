@@ -35,12 +35,12 @@ def ranks_add_up(job: ChecksJob) -> None:
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
-    from twinrun.train import ranks  # noqa: PLC0415
+    from twinrun.train import rank, ranks  # noqa: PLC0415
     from twinrun.train.device import device_of  # noqa: PLC0415
 
     device = device_of(job)
     ranks.join(job)
-    total = torch.tensor([float(ranks.rank())], device=device)
+    total = torch.tensor([float(rank.number())], device=device)
     if job.world_size > 1:
         dist.all_reduce(total)
     expected = job.world_size * (job.world_size - 1) / 2
