@@ -28,7 +28,7 @@ take_over()
         "set": "key=value, a field of the table of the recipe's workload; may be given many times",
         "controls": "control runs of the first point, which sum in other orders: 8 or more for a parity",
         "trace": "write digests by step and layer, for `invoke parity --trace`; nothing is compiled then",
-        "checkpoint": "key=value: steps=N between saves, mode=exact, canonical or bounded, place and source",
+        "checkpoint": "key=value: steps=N between saves, mode=exact or bounded, place and source",
         "leg": "the one leg to run, of a recipe whose run has several",
         "from": "where the leg before it has left its checkpoint: a run folder or s3://...",
         "out": "folder for the run instead of runs/",

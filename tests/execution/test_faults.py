@@ -291,9 +291,9 @@ def test_a_rank_that_hangs_is_named(start: Start, undisturbed: list[float], tria
 
     said = fails(run, halt)
     assert "the ranks made no progress for 10 s and were killed" in said
-    assert re.search(
-        rf"rank 1 on worker2, pid {pid[0]}, at step \d+: \w.*; its process was stopped", said
-    ), said
+    assert re.search(rf"rank 1 on worker2, pid {pid[0]}, at step \d+: \w.*; its process was stopped", said), (
+        said
+    )
     goes_on(run, undisturbed)
 
 

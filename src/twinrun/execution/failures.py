@@ -56,7 +56,6 @@ def failure_of(
     point = placement.id
     states, folder = rank_states(point_folder(run, point)), log_folder(run, point)
 
-
     def log_of(rank: int) -> Path | None:
         return next(rank_logs(folder, placement, rank), None)
 

@@ -15,8 +15,6 @@ OUT_OF_MEMORY = 77
 REFUSED = 78
 # Exit status of ranks that were told to end and have saved, and the file in which the first rank says so.
 STOPPED, STOPPED_FILE = 5, "stopped.json"
-# Variable that names a folder to ranks: there the host names the points that they run after their first.
-FOLLOWING = "TWINRUN_FOLLOWING"
 
 
 class Checkpointing(Frozen):
@@ -26,9 +24,8 @@ class Checkpointing(Frozen):
     """Folder or `s3://bucket/prefix`; empty means the run folder. Each point has a part of its own there."""
     steps: Positive
     """Optimizer steps between two checkpoints."""
-    mode: Literal["exact", "canonical", "bounded"] = "exact"
-    """`exact` goes on with the layout that was saved, bit for bit; `canonical` with another number of ranks,
-    bit for bit where sums are in a fixed tree; `bounded` with any, inside an envelope."""
+    mode: Literal["exact", "bounded"] = "exact"
+    """`exact` goes on with the layout that was saved, bit for bit; `bounded` with any, inside an envelope."""
     source: str | None = None
     """Place of another run to go on from while `place` has no checkpoint."""
     begin: Annotated[int, Field(ge=0)] | None = None
@@ -57,23 +54,6 @@ class Job(Frozen):
     """How long a rank may be at an operation that it has done before; null learns it from those."""
     sniff_steps: Annotated[int, Field(ge=0)] = 0
     """Steps between two sniff tests of the ranks; 0 for none."""
-
-    @property
-    def imports(self) -> tuple[object, ...]:
-        """Return what decides which modules ranks import, and how; the same ranks run jobs that agree."""
-        return ()
-
-
-class FollowingPoint(Frozen):
-    """A further point of the same ranks, in `<number>.json` of the folder that FOLLOWING names.
-
-    A rank that has ended point number n well leaves the file `<n>-<rank>` there.
-    """
-
-    job: str
-    """Its job file; paths are as the ranks see them."""
-    logs: str
-    """Folder for what each rank prints, below it in a folder of the rank's number on its node."""
 
 
 class Stop(Frozen):

@@ -142,6 +142,8 @@ class Training(Frozen):
 
     How far their losses are apart is what rounding does, and the envelope of a parity; eight or more.
     """
+    summation: Literal["fast", "canonical"] = "fast"
+    """`canonical` sums microbatches in one fixed tree: bit-identical on 1, 2, 4, ... ranks, at a cost."""
     trace: bool = False
     """Write digests of weights, activations and gradients by step and layer, in which `invoke parity --trace`
     finds where two runs begin to differ. Nothing may be compiled, since a compiled graph has no layers."""
@@ -257,11 +259,6 @@ class TrainingJob(Job):
     """Which control run this is; 0 is the run itself."""
     power: PowerReading | None = None
     """How power is read; null reads none."""
-
-    @property
-    def imports(self) -> tuple[object, ...]:
-        """Return the trainer, the framework of the layout, and the attention: Triton may be interpreted."""
-        return self.training.trainer, self.layout and self.layout.framework, self.training.attention
 
     @property
     def replicas(self) -> int:

@@ -50,7 +50,7 @@ class TrainingScale(Scale):
 
 
 class LayoutEngine(Frozen):
-    """A framework whose layouts the recipe's script trains, see `twinrun.train.training.with_engine`."""
+    """A framework whose layouts the recipe's script trains, see `twinrun.train.training.main`."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
     """Import name of its package, or of a module beside the script; `trainer` and the layouts say it."""
@@ -168,7 +168,7 @@ def check_names(recipe: LoadedRecipe[TrainingTables]) -> None:
             "an engine needs a script that starts it",
             place=f"{place}:script",
             found="none",
-            hint="`worker.main(training.with_engine(MODULE))` of twinrun.train is all that it holds",
+            hint="`training.main(engine=MODULE)` of twinrun.train is all that it holds",
         )
     _demand(tables.training.data, tables.data, f"{place}:training.data")
     if validation := tables.training.validation:
