@@ -205,8 +205,7 @@ def gpu(session: nox.Session) -> None:
 def engine(session: nox.Session) -> None:
     """Run the tests of containers, images and a Slurm cluster, which share one engine."""
     install_stack(session, "test")
-    marks = ("docker", "image and not nightly", "cluster and not nightly")
-    each(session, *([*ONE_BY_ONE, "-m", mark, "tests"] for mark in marks))
+    session.run(*ONE_BY_ONE, "-m", "(docker or image or cluster) and not nightly", "tests", *session.posargs)
 
 
 # By name what takes too long for every change: the extras, the tests, and how they are chosen.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import json
 import re
 import sys
 import tomllib
 
+import grimp
 import pytest
 
 from tests.contracts.checks import imported
@@ -46,6 +48,13 @@ def test_the_host_side_imports_only_what_the_project_declares() -> None:
     for name, path in host_modules().items():
         foreign = imported(path.read_text(encoding="utf-8")) - allowed - EXTRAS.get(name, set())
         assert not foreign, f"{name} imports {sorted(foreign)}"
+
+
+def test_nothing_imports_in_a_circle() -> None:
+    graph = grimp.build_graph("twinrun")
+    graphlib.TopologicalSorter(
+        {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    ).prepare()
 
 
 def test_no_module_asks_which_workload_it_has() -> None:
