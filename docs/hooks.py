@@ -9,13 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from invoke.collection import Collection
 from invoke.loader import FilesystemLoader
 from mkdocs.structure.files import File
 
 from tools.schemas import page_of, schemas
-from twinrun.cli.program import contexts, options, usage
-from twinrun.cli.recipes import summaries
+from twinrun.cli.program import COMMANDS, app
+from twinrun.cli.recipes import summary
+from twinrun.cli.words import arguments, usage
 from twinrun.foundation.text import markdown_table, plural
 from twinrun.images.inventory import committed_inventory
 from twinrun.manifests.stack import find_stacks
@@ -147,13 +147,12 @@ def statements() -> tuple[dict[str, str], ...]:
 
 
 def commands() -> str:
-    """Return every command with its options, as `invoke COMMAND --help` has them."""
-    module, _ = FilesystemLoader(start=str(ROOT)).load("tasks")
-    collection = Collection.from_module(module)
+    """Return every command with its options, as `twinrun COMMAND --help` has them."""
     parts = []
-    for context in sorted(contexts(collection), key=lambda context: str(context.name)):
-        rows = [(f"`{spelled}`", text) for spelled, text in options(context)]
-        parts += [f"## {context.name}", str(collection[context.name].__doc__), f"`{usage(context)}`"]
+    for name in sorted(COMMANDS):
+        rows = [(f"`{' '.join(one.names)}`", one.parameter.help or "") for one in arguments(app, name)]
+        said = app[name].help.partition("Args:")[0].strip()
+        parts += [f"## {name}", said, f"`{usage(app, name)}`"]
         parts += [markdown_table(("option", "meaning"), rows)] if rows else []
     return "\n\n".join(parts)
 
@@ -161,8 +160,11 @@ def commands() -> str:
 def recipes() -> str:
     """Return what each recipe asks, and its smallest and largest scale."""
     heads = ("recipe", "what it asks", "on a CPU", "as published")
-    found = summaries(PROJECT)
-    rows = [(f"`{one.recipe}`", one.question, one.scales["smoke"], one.scales["paper"]) for one in found]
+    found = [(summary(one), one.tables.scale) for one in PROJECT.recipes().values()]
+    rows = [
+        (f"`{one['recipe']}`", str(one["question"]), scale("smoke").summary, scale("paper").summary)
+        for one, scale in found
+    ]
     return markdown_table(heads, rows)
 
 

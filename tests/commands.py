@@ -9,11 +9,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from unittest.mock import patch
 
-from invoke import main
+from twinrun.cli.program import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_SECONDS = 300
@@ -60,27 +60,12 @@ def invoke(
         stack.enter_context(contextlib.redirect_stderr(err))
         stack.enter_context(contextlib.chdir(root))
         stack.enter_context(patch.dict(os.environ, environment(root, **(variables or {}))))
-        stack.enter_context(patch.object(sys, "argv", ["invoke", *arguments]))
-        stack.enter_context(patch.object(sys, "path", [str(root), *sys.path]))
+        stack.enter_context(patch.object(sys, "argv", ["twinrun", *arguments]))
         stack.enter_context(_own_signals())
-        status = _status(arguments)
+        status = main(arguments)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         return subprocess.CompletedProcess(arguments, status, *(file.read_text("utf-8") for file in files))
-
-
-def _status(arguments: Sequence[str]) -> int:
-    """Run a command and return its exit code; the tasks are those of the folder that this process is in."""
-    before = sys.modules.pop("tasks", None)
-    try:
-        main.program.run(["invoke", *arguments])
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
-    finally:
-        sys.modules.pop("tasks", None)
-        if before:
-            sys.modules["tasks"] = before
-    return 0
 
 
 @contextlib.contextmanager
@@ -99,7 +84,7 @@ def invoke_anew(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command as a user does: a new interpreter imports what it needs."""
     return subprocess.run(
-        [sys.executable, "-m", "invoke", *arguments],
+        [sys.executable, "-m", "twinrun", *arguments],
         cwd=root,
         env=environment(root, **(variables or {})),
         capture_output=True,

@@ -67,7 +67,7 @@ def relock(root: Path) -> None:
 def arguments(checkout: Checkout, *options: str) -> list[str]:
     """Return the command that builds the small stack of a checkout."""
     where = ("--stack", STACK, "--wheelhouse", str(checkout.wheelhouse))
-    return [sys.executable, "-m", "invoke", "build", *where, *options]
+    return [sys.executable, "-m", "twinrun", "build", *where, *options]
 
 
 def environment(checkout: Checkout, **variables: str) -> dict[str, str]:

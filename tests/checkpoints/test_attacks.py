@@ -38,9 +38,9 @@ def place_of(folder: Path, *, seed: str = "17") -> Path:
 
 def verified(place: Path, capsys: pytest.CaptureFixture[str]) -> dict[int | str, str]:
     """Return what `invoke checkpoint verify` says is wrong, by step or name."""
-    code = checkpoint("verify", str(place), step=None, out=None, as_json=True)
-    wrong = {row["step"]: row["damage"] for row in json.loads(capsys.readouterr().out) if row["damage"]}
-    assert code == (4 if wrong else 0)
+    found = checkpoint("verify", str(place))
+    wrong = {row["step"]: row["damage"] for row in found.data() if row["damage"]}
+    assert found.code == (4 if wrong else 0)
     return wrong
 
 

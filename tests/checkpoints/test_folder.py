@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -70,11 +71,12 @@ def test_whatever_happens_a_good_one_stays(tmp_path: Path, seed: int) -> None:
 
 
 def test_a_place_is_verified(store: FolderStore, capsys: pytest.CaptureFixture[str]) -> None:
-    assert checkpoint("verify", store.place, step=None, out=None, as_json=True) == 0
+    found = checkpoint("verify", store.place)
+    assert found.show(as_json=True) == 0
     assert [row["verified"] for row in json.loads(capsys.readouterr().out)] == [True] * 3
     damage(store, 4)
-    assert checkpoint("list", store.place, step=None, out=None, as_json=False) == 0
-    assert checkpoint("verify", store.place, step=None, out=None, as_json=False) == 4
+    assert checkpoint("list", store.place).code == 0
+    assert checkpoint("verify", store.place).show(as_json=False) == 4
     said = capsys.readouterr().out
     assert "rank-00001.safetensors: model.weight@1,0 was changed\n  found: " in said
     assert "\n  allowed: " in said
@@ -220,8 +222,10 @@ def test_another_format_is_refused(store: FolderStore, version: int) -> None:
     assert (caught.value.found, caught.value.allowed) == (version, 2)
 
 
-@pytest.mark.parametrize("action", ["verify", "list", "convert", "verfy"])
-def test_a_folder_that_holds_none_is_named(tmp_path: Path, action: str) -> None:
+@pytest.mark.parametrize("action", ["verify", "list", "convert"])
+def test_a_folder_that_holds_none_is_named(
+    tmp_path: Path, action: Literal["verify", "list", "convert"]
+) -> None:
     with pytest.raises(TwinrunError) as caught:
-        checkpoint(action, str(tmp_path / "nothing"), step=None, out=str(tmp_path / "out"), as_json=False)
+        checkpoint(action, str(tmp_path / "nothing"), out=str(tmp_path / "out"))
     assert caught.value.exit_code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from tests.checkouts import checkout
 from tests.cli.played_ranks import PLAYED, Job
 from tests.execution.fake_engine import NAME, Play, Script, register
-from twinrun.cli import run as commands
+from twinrun.cli.run import run
 from twinrun.foundation.errors import MachineError
 from twinrun.planning.project import Project
 from twinrun.results.reading import read_record
@@ -32,11 +33,17 @@ class FlowSite:
     workload: str
 
     def invoke(self, *settings: str, resume: bool = False, track: str = "", **asked: Any) -> int:
-        """Run the recipe at smoke scale and return the exit code; `asked`: more of the request."""
-        request = commands.Request(
-            recipe=RECIPE, vendor="cpu", engine=NAME, scale="smoke", settings=settings, **asked
-        )
-        return commands.run(self.root, request, out=self.out, resume=resume, as_json=True, track=track)
+        """Run the recipe at smoke scale and return the exit code; `asked`: more options."""
+        with contextlib.chdir(self.root):
+            options: dict[str, Any] = {
+                "vendor": "cpu",
+                "engine": NAME,
+                "scale": "smoke",
+                "out": self.out,
+                "track": track,
+            }
+            found = run(RECIPE, set=settings, resume=resume, **options | asked)
+            return found.show(as_json=True)
 
     def folders(self) -> list[Path]:
         """Return the run folders, oldest first."""

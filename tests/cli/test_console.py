@@ -41,9 +41,9 @@ def ended(
 def block(statement: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
     """Run `statement` as the body of a task."""
     code = (
-        "import os, signal, sys\nfrom invoke.exceptions import Exit\n"
-        "from twinrun.cli.console import exit_on_error\nfrom twinrun.foundation.errors import *\n"
-        f"try:\n    with exit_on_error():\n        {statement}\nexcept Exit as end:\n    sys.exit(end.code)\n"
+        "import os, signal, sys\n"
+        "from twinrun.cli.console import exit_code_of\nfrom twinrun.foundation.errors import *\n"
+        f"def body():\n    {statement}\nsys.exit(exit_code_of(body))\n"
     )
     return ended("-c", code, variables=variables)
 
@@ -99,7 +99,7 @@ def test_a_second_stop_while_the_interpreter_ends_keeps_the_code() -> None:
 
 def test_a_full_disk_behind_standard_output() -> None:
     with Path("/dev/full").open("wb") as full:
-        done = ended("-m", "invoke", *PLAN, stdout=full.fileno())
+        done = ended("-m", "twinrun", *PLAN, stdout=full.fileno())
     assert done.returncode == 3
     message = done.stderr.decode()
     assert "error: standard output" in message
@@ -107,23 +107,23 @@ def test_a_full_disk_behind_standard_output() -> None:
     assert "what was being written is lost, what was whole before is kept" in message
 
 
-@pytest.mark.parametrize("command", [PLAN, ("--list",), ("run", "--help")], ids=["plan", "list", "help"])
+@pytest.mark.parametrize("command", [PLAN, ("--help",), ("run", "--help")], ids=["plan", "list", "help"])
 def test_a_reader_that_went_away(command: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = ended("-m", "invoke", *command, stdout=writer)
+        done = ended("-m", "twinrun", *command, stdout=writer)
     finally:
         os.close(writer)
     assert done.returncode == 128 + signal.SIGPIPE
     assert b"error" not in done.stderr
 
 
-@pytest.mark.parametrize("command", [PLAN, ("--list",)], ids=["plan", "list"])
+@pytest.mark.parametrize("command", [PLAN, ("--help",)], ids=["plan", "list"])
 def test_standard_output_that_is_closed(command: tuple[str, ...]) -> None:
     script = 'exec "$@" >&-'
     done = subprocess.run(
-        ["/bin/sh", "-c", script, "sh", sys.executable, "-m", "invoke", *command],
+        ["/bin/sh", "-c", script, "sh", sys.executable, "-m", "twinrun", *command],
         cwd=ROOT,
         capture_output=True,
         check=False,
@@ -136,7 +136,7 @@ def test_standard_output_that_is_closed(command: tuple[str, ...]) -> None:
 def test_a_place_that_holds_no_files(option: str) -> None:
     variables = {"TWINRUN_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/proc"} if option == "HOME" else {}
     command = DATA if option == "HOME" else ("report", str(committed()), "--out", "/proc/page.html")
-    done = ended("-m", "invoke", *command, variables=variables)
+    done = ended("-m", "twinrun", *command, variables=variables)
     message = done.stderr.decode()
     assert done.returncode == 3, message
     assert "error: /proc/" in message
@@ -158,7 +158,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, arguments: tuple[str, ..
     place = tmp_path / ".cache" / "twinrun"
     value = str(tmp_path if variable == "HOME" else place)
     variables = {"TWINRUN_CACHE": "", "XDG_CACHE_HOME": "", variable: value}
-    done = ended("-m", "invoke", *arguments, variables=variables)
+    done = ended("-m", "twinrun", *arguments, variables=variables)
     message = done.stderr.decode()
     assert done.returncode == 3, message
     assert f"{place}" in message
@@ -170,13 +170,13 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, arguments: tuple[str, ..
 def test_output_in_an_encoding_without_our_characters(encoding: str, tmp_path: Path) -> None:
     out = tmp_path / "größer"
     locale = {"PYTHONIOENCODING": encoding, "LC_ALL": "C", "LANG": "C"}
-    plan = ended("-m", "invoke", *PLAN, "--out", str(out), variables=locale)
+    plan = ended("-m", "twinrun", *PLAN, "--out", str(out), variables=locale)
     assert plan.returncode == 0, plan.stderr
     assert json.loads(plan.stdout.decode("ascii"))["plan"]
-    table = ended("-m", "invoke", "doctor", variables=locale)
+    table = ended("-m", "twinrun", "doctor", variables=locale)
     assert table.returncode in (0, 3), table.stderr
     assert table.stdout.decode(encoding)
-    listed = ended("-m", "invoke", "--list", variables=locale)
+    listed = ended("-m", "twinrun", "--help", variables=locale)
     assert listed.returncode == 0
     printed = block("print('größer \\N{GREEK SMALL LETTER MU} ✓ ✗ ≠ ○')", **locale)
     assert printed.returncode == 0
@@ -187,7 +187,7 @@ def test_a_table_whose_reader_is_gone_ends_as_any_output() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = ended("-m", "invoke", "doctor", stdout=writer)
+        done = ended("-m", "twinrun", "doctor", stdout=writer)
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")

@@ -97,7 +97,7 @@ def test_a_form_has_no_markup_of_a_record() -> None:
 )
 def test_a_command_takes_any_bytes_for_wrong_input(arguments: tuple[str, ...]) -> None:
     half = os.fsdecode(b"\xff\x1b[2J")
-    command = [sys.executable, "-m", "invoke", *(one.replace("{}", half) for one in arguments)]
+    command = [sys.executable, "-m", "twinrun", *(one.replace("{}", half) for one in arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=60)
     assert done.returncode == 2, done.stderr
     assert b"error: " in done.stderr

@@ -15,7 +15,6 @@ from tests.cli.flow_sites import RECIPE, REFUSED, FlowSite
 from tests.cli.played_ranks import WATTS, Job
 from tests.execution.fake_engine import NAME, Play, torchrun_report
 from tests.runs.test_models import folder_at
-from twinrun.cli import run as commands
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.planning.project import Project
 from twinrun.protocol.job import OUT_OF_MEMORY
@@ -23,7 +22,7 @@ from twinrun.results.finished_run import FinishedRun
 from twinrun.results.reading import read_record
 from twinrun.runs.progress import Display
 from twinrun.runs.run import execute
-from twinrun.runs.selection import Selection, select
+from twinrun.runs.selection import Request, Selection, select
 from twinrun.runs.sweep import finished
 from twinrun.workloads import load_workload
 
@@ -213,7 +212,7 @@ def test_a_microbatch_that_does_not_fit_is_told(trained: FlowSite) -> None:
 
 def test_a_smaller_microbatch_is_tried(trained: FlowSite) -> None:
     project = Project(trained.root)
-    request = commands.Request(
+    request = Request(
         recipe=RECIPE, vendor="cpu", engine=NAME, scale="smoke", settings=("devices=1", "microbatch=16")
     )
     selection = with_microbatches(select(project, request), (16, 8))
@@ -240,7 +239,7 @@ def test_what_was_mended_goes_on_with_the_points_that_are_left(site: FlowSite) -
         return dataclasses.replace(site.play(job), result=None, interrupted=KeyboardInterrupt())
 
     last = (
-        select(Project(site.root), commands.Request(recipe=RECIPE, vendor="cpu", engine=NAME, scale="smoke"))
+        select(Project(site.root), Request(recipe=RECIPE, vendor="cpu", engine=NAME, scale="smoke"))
         .plan.points[-1]
         .id
     )

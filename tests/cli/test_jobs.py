@@ -32,7 +32,7 @@ def show(number, name, state, reason, nodes):
           f"RunTime=00:00:10 TimeLimit=01:00:00 NodeList={nodes} StdOut={here}/log/launcher.log")
 
 if command == "scancel":
-    (here / "cancelled").write_text(arguments[0])
+    (here / "cancelled").write_text(arguments[-1])
 elif arguments == ["show", "job", "--oneliner"]:
     show(12, "twinrun-nodes=2", "RUNNING", "None", "node[1-2]")
     show(13, "twinrun-nodes=4", "PENDING", "Resources", "(null)")
@@ -93,7 +93,7 @@ def test_a_job_is_cancelled(site: Path) -> None:
     [
         (("--follow", "twelve"), 2, "a job is named by its number"),
         (("--cancel", "12;true"), 2, "a job is named by its number"),
-        (("--follow", "99"), 4, "Invalid job id specified"),
+        (("--follow", "99"), 4, "Slurm does not know this job"),
     ],
 )
 def test_what_is_no_job_is_refused(site: Path, options: tuple[str, ...], status: int, said: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from tests.cli.test_bad_input import error_message
+from tests.cli.refusals import error_message
 from tests.commands import ROOT, invoke
 
 RECIPE = "recipes/mpt7b-scaling"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_bad_input import RECIPE, copied_project, error_message
+from tests.cli.refusals import RECIPE, copied_project, error_message
 from tests.commands import ROOT, environment
 from twinrun.execution.engine import Workspace
 from twinrun.execution.engines import load_engine
@@ -63,7 +63,7 @@ def undisturbed(root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 def start(root: Path, *arguments: str) -> subprocess.Popen[str]:
     """Start the real command in the project at `root`."""
     return subprocess.Popen(
-        [sys.executable, "-m", "invoke", *arguments],
+        [sys.executable, "-m", "twinrun", *arguments],
         cwd=root,
         env=environment(root),
         stdout=subprocess.PIPE,

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -20,9 +21,8 @@ from tests.execution.fake_engine import Play
 from tests.records import PROJECT, ROOT
 from twinrun.checkpoints import store_at
 from twinrun.checkpoints.verification import demand_signed_checkpoint
-from twinrun.cli import report as report_command
-from twinrun.cli.checkpoint import checkpoint
-from twinrun.cli.signing import signature_for
+from twinrun.cli.checkpoint import checkpoint, signature_for
+from twinrun.cli.report import report
 from twinrun.foundation.errors import InputError, MachineError, RunInterruptedError
 from twinrun.results.reading import read_record
 
@@ -58,7 +58,7 @@ def test_a_record_says_who_signed_it(
     assert read_record(record, PROJECT).signature == "unsigned"
     assert signature_for(ROOT, str(record), key=key) == f"{record}.sig"
     assert read_record(record, PROJECT).signature == "signed by ada@example.org"
-    report_command.report(ROOT, str(record), out=tmp_path / "page.html", form=False, add=None)
+    report(str(record), out=tmp_path / "page.html")
     assert "the record is signed by ada@example.org" in capsys.readouterr().err
     assert "signed by ada@example.org" in (tmp_path / "page.html").read_text()
 
@@ -232,23 +232,21 @@ def test_a_run_is_resumed_only_from_a_signed_checkpoint_where_that_is_demanded(
     trained.script.play = trained.play
     place = trained.folders()[0] / "checkpoints" / "devices=1"
     write(store_at(str(place)), step=5, token=store_at(str(place)).claim("run"))
-    again = partial(trained.invoke, checkpoint=("steps=5",), resume=True, signed=True)
+    again = partial(trained.invoke, checkpoint=("steps=5",), resume=True, require_signature=True)
     with pytest.raises(InputError, match=r"manifest\.json: a signature of a known signer is demanded"):
         again()
     signature_for(ROOT, str(place), key=key)
     assert again() == 0
 
 
-def verified(place: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
-    code = checkpoint("verify", str(place), step=None, out=None, as_json=True)
-    rows: list[dict[str, str]] = json.loads(capsys.readouterr().out)
-    assert code == (4 if any(row["damage"] for row in rows) else 0)
+def verified(place: Path) -> list[dict[str, str]]:
+    found = checkpoint("verify", str(place))
+    rows = cast("list[dict[str, str]]", found.data())
+    assert found.code == (4 if any(row["damage"] for row in rows) else 0)
     return rows
 
 
-def test_the_newest_checkpoint_is_signed(
-    tmp_path: Path, key: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_newest_checkpoint_is_signed(tmp_path: Path, key: Path) -> None:
     place = tmp_path / "place"
     store = store_at(str(place))
     token = store.claim("run")
@@ -256,9 +254,9 @@ def test_the_newest_checkpoint_is_signed(
         write(store, step=step, token=token)
     signature = Path(signature_for(ROOT, str(place), key=key))
     assert signature == place / "step-00000004" / "manifest.json.sig"
-    rows = verified(place, capsys)
+    rows = verified(place)
     assert [row["signature"] for row in rows] == ["unsigned", "signed by ada@example.org"]
     signature.rename(place / "step-00000002" / "manifest.json.sig")
-    rows = verified(place, capsys)
+    rows = verified(place)
     assert "manifest.json.sig: the signature does not match" in rows[0]["damage"]
     assert rows[1]["signature"] == "unsigned"

@@ -13,12 +13,9 @@ from pathlib import Path
 
 import pytest
 import yaml  # type: ignore[import-untyped]
-from invoke.collection import Collection
 from uv import find_uv_bin
 
-import tasks
-from tests.commands import ROOT
-from twinrun.cli.program import contexts, refuse_options
+from tests.commands import ROOT, invoke
 
 START = ROOT / "docs/guides/start"
 UV = find_uv_bin()
@@ -119,11 +116,35 @@ def test_skypilot_reads_its_task(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1:] == ["3 1"], done.stderr
 
 
-def test_the_commands_of_the_task_exist() -> None:
+def test_the_commands_of_the_task_are_plans() -> None:
     found = yaml.safe_load((START / "skypilot.yaml").read_text(encoding="utf-8"))
-    assert (ROOT / "recipes" / found["envs"]["RECIPE"] / "recipe.toml").is_file()
-    known = {context.name: context for context in contexts(Collection.from_module(tasks))}
-    lines = [shlex.split(line)[1:] for line in found["run"].splitlines() if "/invoke " in line]
-    assert {line[0] for line in lines} == {"doctor", "run"}
-    for name, *words in lines:
-        refuse_options(known[name], words)
+    lines = [shlex.split(line)[1:] for line in found["run"].splitlines() if "/twinrun " in line]
+    assert [line[0] for line in lines] == ["doctor", "run"]
+    words = [word.replace("$RECIPE", found["envs"]["RECIPE"]).replace("$SCALE", "smoke") for word in lines[1]]
+    assert invoke(ROOT, *words, "--vendor", "cpu", "--dry").returncode == 0
+
+
+def test_runs_of_a_wheel_go_to_the_working_folder_or_the_users_state(
+    wheel: InstalledWheel, tmp_path: Path
+) -> None:
+    code = "from twinrun.foundation.cache import *; print(runs_folder(project_root()))"
+    open_, closed, state = tmp_path / "open", tmp_path / "closed", tmp_path / "state"
+    for folder, mode, expected in ((open_, 0o700, open_ / "runs"), (closed, 0o500, state / "twinrun/runs")):
+        folder.mkdir(mode=mode)
+        # Root may write everywhere: the answer of the system is asked for another user.
+        denied = "import os; os.access = lambda place, mode: bool(os.stat(place).st_mode & 0o200)\n"
+        env = wheel.variables | {"XDG_STATE_HOME": str(state)}
+        done = captured((sys.executable, "-c", f"{denied}{code}"), cwd=folder, env=env, limit=60)
+        assert done.stdout.strip() == str(expected), done.stderr
+
+
+@pytest.mark.nightly
+def test_invoke_of_an_environment_is_left_alone(wheel: InstalledWheel, tmp_path: Path) -> None:
+    programs = isolated(tmp_path / "environment", "invoke")
+    own = (programs / "invoke").read_bytes()
+    (file,) = wheel.folder.parent.glob("*.whl")
+    for words in (("install", "--no-deps", file), ("uninstall", "twinrun")):
+        command = (UV, "pip", words[0], "--python", programs / "python", *words[1:])
+        subprocess.run(command, check=True, timeout=300)
+        assert (programs / "invoke").read_bytes() == own
+        assert (programs / "twinrun").exists() == (words[0] == "install")

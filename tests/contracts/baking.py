@@ -12,7 +12,7 @@ from cookiecutter.main import cookiecutter
 
 from tests.contracts.tree import ROOT
 from tests.played import trained
-from twinrun.cli.signing import signature_for
+from twinrun.cli.checkpoint import signature_for
 from twinrun.manifests.claims import PLACEHOLDER
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project

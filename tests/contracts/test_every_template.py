@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.checkouts import checkout
+from tests.commands import invoke
 from tests.contracts.baking import TEMPLATE, bake, with_signed_record, written
 from tests.contracts.checks import RECIPE_CHECKS, check_results, check_written
-from twinrun.cli import run as commands
 from twinrun.planning.project import LISTED, Project
 from twinrun.report.page import write_recipe_report
 from twinrun.results.reading import read_record
@@ -94,14 +94,11 @@ def test_nothing_is_touched_outside_the_folder(workload: str, tmp_path: Path) ->
         ("evaluation", ["devices=1"]),
     ],
 )
-def test_the_dry_plan_of_what_is_baked(
-    workload: str, points: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_dry_plan_of_what_is_baked(workload: str, points: list[str], tmp_path: Path) -> None:
     root = checkout(tmp_path)
     loaded = bake(root, {"workload": workload})
-    request = commands.Request(recipe=loaded.folder, vendor="cpu", scale="smoke", engine="venv", dry=True)
-    assert commands.run(root, request, out=None, resume=False, as_json=True) == 0
-    plan = json.loads(capsys.readouterr().out)["plan"]
+    asked = ("--vendor", "cpu", "--scale", "smoke", "--engine", "venv", "--dry", "--json")
+    plan = json.loads(invoke(root, "run", loaded.folder, *asked).stdout)["plan"]
     assert [point["id"] for point in plan["points"]] == points
 
 

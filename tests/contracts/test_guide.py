@@ -40,7 +40,7 @@ def test_a_stranger_gets_through(clone: Path, section: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(clone / "src"), "COOKIECUTTER_CONFIG": os.devnull}
     for words in commands(section):
         program = {
-            "invoke": [sys.executable, "-m", "invoke"],
+            "invoke": [sys.executable, "-m", "twinrun"],
             "cookiecutter": [str(shutil.which("cookiecutter"))],
         }
         # Installing the lock is another test's; the interpreter of the tests has what the ranks import.

@@ -71,7 +71,7 @@ def site(folder: Path) -> Iterator[LoadedSite]:
 def accepted(folder: Path) -> Accepted:
     """Run the recipe on all nodes."""
     options = ["--cluster", "local", "--set", f"devices={len(NODES)}", "--out", str(folder), "--json"]
-    command = [sys.executable, "-m", "invoke", "run", "recipes/cluster-acceptance", *options]
+    command = [sys.executable, "-m", "twinrun", "run", "recipes/cluster-acceptance", *options]
     began = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=SECONDS)
     whole = time.monotonic() - began

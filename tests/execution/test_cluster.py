@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests.execution.clusters import ROOT, SECONDS, changed, cluster, container, docker, processes, until
-from twinrun.cli import jobs as job_commands
 from twinrun.cli import sites
 from twinrun.execution.batch import client_of
 from twinrun.execution.engine import NodeCommand
@@ -26,7 +25,7 @@ from twinrun.foundation.errors import InputError, MachineError, RunError, RunInt
 from twinrun.manifests.cluster import LoadedSite, local_folder
 from twinrun.planning.project import Project
 from twinrun.protocol.health import Health, NodeCheck
-from twinrun.runs.proof import prove
+from twinrun.runs.qualification import qualified
 
 pytestmark = pytest.mark.cluster
 # The stack itself where this interpreter has it, which saves its installation.
@@ -181,22 +180,22 @@ def test_jobs_are_listed_followed_and_cancelled(
     site: LoadedSite, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def newest() -> list[str]:
-        job_commands.jobs(ROOT, "local", out=None, follow=None, cancel=None)
+        sites.jobs(cluster="local").show(as_json=False)
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
         return max(lines, key=lambda line: int(line[0]))
 
     says = (sys.executable, "-c", "print('said')")
     submitted(site, folder / "said", NodeCommand(arguments=says, variables={}, folder=Path("/")))
     number = newest()[0]
-    job_commands.jobs(ROOT, "local", out=None, follow=number, cancel=None)
+    sites.jobs(cluster="local", follow=number)
     assert capsys.readouterr().out.splitlines() == ["said", "said", f"{number} COMPLETED"]
     job = submitted(site, folder / "listed")
     number, state, *_ = found = newest()
     assert (state, *found[-2:]) == ("RUNNING", "twinrun-nodes=2", "worker[1-2]")
-    job_commands.jobs(ROOT, "local", out=None, follow=None, cancel=number)
+    sites.jobs(cluster="local", cancel=number)
     assert isinstance(ended(job), RunInterruptedError)
     capsys.readouterr()
-    job_commands.jobs(ROOT, "local", out=None, follow=number, cancel=None)
+    sites.jobs(cluster="local", follow=number)
     assert capsys.readouterr().out.splitlines()[-1] == f"{number} CANCELLED"
 
 
@@ -268,7 +267,7 @@ def invoke_run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     sets = [word for pair in ("steps=4", "warmup_steps=1", "nodes=2") for word in ("--set", pair)]
     given = ["--cluster", "local", "--engine", ENGINE, "--out", str(folder), "--json", *options, *sets]
     return subprocess.run(
-        [sys.executable, "-m", "invoke", "run", "recipes/mpt7b-scaling", *given],
+        [sys.executable, "-m", "twinrun", "run", "recipes/mpt7b-scaling", *given],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -326,7 +325,7 @@ def test_two_nodes_train_and_leave_a_record(
 
 WATCH = """#!/bin/sh
 export PYTHONPATH={root}/src
-exec {python} -m twinrun.cli.health {file} --drain
+exec {python} {root}/recipes/cluster-acceptance/node_health.py {file} --drain
 """
 
 
@@ -374,16 +373,16 @@ def test_slurm_runs_the_health_check_and_drains_the_node(site: LoadedSite, folde
 def test_a_first_site_file_is_written_and_two_nodes_are_proved(
     site: LoadedSite, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sites.describe(ROOT, site="local", partition="short")
+    sites.cluster("describe", cluster="local", partition="short").show(as_json=False)
     made = tomllib.loads(capsys.readouterr().out)["site"]["local"]
     assert (made["partition"], made["minutes"], made["gres"], made["nodes"]) == ("short", 5, "slot", 1)
     wrong = check_site(ROOT, changed(site, minutes=90, memory_gib=64, cores_per_rank=512, account="nobody"))
     failed = {check.name for check in wrong.checks if check.status == "fail"}
     assert failed >= {"partition", "memory", "cores", "account", "job"}
     if ENGINE == "host":
-        found = prove(Project(ROOT), "local", say=print, engine="host")
-        assert found.nodes == ("worker1", "worker2")
-        assert (found.transport, found.share) == ("TCP over eth0", None)
+        found = qualified(Project(ROOT), "local", key=None, say=print, engine="host")
+        assert (found.faults, found.nodes, found.transport) == ((), ("worker1", "worker2"), "TCP over eth0")
+        assert found.bus_gb_s
         assert found.bus_gb_s > 0.01
 
 

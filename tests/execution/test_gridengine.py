@@ -181,7 +181,7 @@ def test_two_nodes_train_and_leave_a_record(
     monkeypatch.setenv("TWINRUN_CLUSTER", str(file))
     sets = [word for pair in ("steps=4", "warmup_steps=1", "nodes=2") for word in ("--set", pair)]
     options = ["--cluster", "grid", "--engine", "host", "--out", str(folder), "--json", *sets]
-    command = [sys.executable, "-m", "invoke", "run", "recipes/mpt7b-scaling", *options]
+    command = [sys.executable, "-m", "twinrun", "run", "recipes/mpt7b-scaling", *options]
 
     def run(option: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

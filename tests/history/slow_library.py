@@ -93,7 +93,7 @@ class SlowLibrary:
     def arguments(self, good: Path, bad: Path, *options: str) -> list[str]:
         """Return the command that bisects between two locks."""
         ends = ("--good", str(good), "--bad", str(bad), "--scale", "smoke", "--yes", "--json")
-        return [sys.executable, "-m", "invoke", "bisect", RECIPE, *ends, *options]
+        return [sys.executable, "-m", "twinrun", "bisect", RECIPE, *ends, *options]
 
     def start(self, arguments: Sequence[str]) -> subprocess.Popen[str]:
         """Start a command of the checkout."""

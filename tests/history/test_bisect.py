@@ -183,7 +183,7 @@ def test_a_rerun_holds_both_sides_against_the_noise_of_this_machine(make: Make) 
     site = make(versions(lambda number: slower(1.5 if number >= 2 else 1.0), count=2))
     good, bad = site.lock("good", "slowlib==1.0"), site.lock("bad", "slowlib==2.0")
     options = ("--rerun", "--recipe", "timed", "--metric", "norm-fp32", "--scale", "smoke", "--json")
-    process = site.start([sys.executable, "-m", "invoke", "compare", str(good), str(bad), *options])
+    process = site.start([sys.executable, "-m", "twinrun", "compare", str(good), str(bad), *options])
     printed, said = process.communicate(timeout=600)
     assert process.returncode == 1, said
     found = json.loads(printed)

@@ -90,7 +90,7 @@ def test_a_stack_names_its_vendor_and_a_vendor_the_stack_of_the_recipes() -> Non
 
 def test_a_build_of_no_stack_names_what_is_allowed() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "invoke", "build"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "twinrun", "build"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert "--stack: which stack?" in done.stderr

@@ -228,7 +228,7 @@ def test_what_is_pushed_is_described_signed_and_taken_by_its_digest(
 
 
 def pull(checkout: Checkout, reference: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "invoke", "build", "--stack", STACK, "--pull", reference, "--json"]
+    command = [sys.executable, "-m", "twinrun", "build", "--stack", STACK, "--pull", reference, "--json"]
     return subprocess.run(
         command, cwd=checkout.root, env=environment(checkout), capture_output=True, text=True, check=False
     )

@@ -16,7 +16,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from docker import DockerClient
 
-from tests.cli.test_bad_input import copied_project
+from tests.cli.refusals import copied_project
 from tests.tiny_image import SECONDS, loaded, make_root_file_system, write_image
 from twinrun.foundation.errors import RunError
 from twinrun.foundation.files import sha256_of_bytes

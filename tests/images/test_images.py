@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 300
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "invoke", *arguments],
+        [sys.executable, "-m", "twinrun", *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import invoke
 from tests.indexes import MANIFEST, digest_of, forget, serving, small_stack, source_archive, wheel
-from twinrun.cli import stacks
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.images.artifact_cache import download_wheels
 from twinrun.images.artifacts import wheel_artifacts
@@ -252,19 +252,27 @@ def test_a_part_that_does_not_exist_is_told(folder: Path, tmp_path: Path) -> Non
         refresh(tmp_path, "small", only=["pyton"])
 
 
+def checkout(root: Path) -> None:
+    """Make what a command knows a project by."""
+    (root / "recipes").mkdir()
+    (root / "images" / "gpus.toml").touch()
+
+
 def test_the_command_says_what_changed_and_its_effect(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wheel(tmp_path / "served" / "general", "torch", "1.0")
     (folder / "requirements.in").write_text("torch==1.0\n", encoding="utf-8")
-    options: dict[str, bool | tuple[str, ...] | None] = {"index": None, "upgrade": False, "only": ()}
-    assert stacks.lock(tmp_path, "small", check=False, **options) == 0  # type: ignore[arg-type]
-    assert capsys.readouterr().out == (
-        "small: 1 changed\n  requirements.lock: torch: absent -> 1.0 (numerics and speed)\n"
+    checkout(tmp_path)
+    done = invoke(tmp_path, "lock", "--stack", "small")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "small: 1 changed\n  requirements.lock: torch: absent -> 1.0 (numerics and speed)\n",
     )
     (folder / "requirements.in").write_text("# asked for\ntorch==1.0\n", encoding="utf-8")
-    assert stacks.lock(tmp_path, "small", check=True, **options) == 1  # type: ignore[arg-type]
-    assert "stale: requirements.lock: does not belong to requirements.in" in capsys.readouterr().out
+    done = invoke(tmp_path, "lock", "--stack", "small", "--check")
+    assert done.returncode == 1
+    assert "stale: requirements.lock: does not belong to requirements.in" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -287,8 +295,11 @@ def test_a_check_of_some_parts_is_silent_of_the_others(
     # The image of a stack whose lock files are missing.
     base = '[base]\nsuite = "bookworm"\n'
     (folder / "stack.toml").write_text(MANIFEST + base, encoding="utf-8")
-    assert stacks.lock(tmp_path, "small", index=None, upgrade=False, only=only, check=True) == code
-    lines = capsys.readouterr().out.splitlines()
+    checkout(tmp_path)
+    named = [word for part in only for word in ("--only", part)]
+    done = invoke(tmp_path, "lock", "--stack", "small", "--check", *named)
+    assert done.returncode == code
+    lines = done.stdout.splitlines()
     assert {line.split(": ")[1] for line in lines[1:]} == parts
 
 

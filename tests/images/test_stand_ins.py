@@ -92,7 +92,7 @@ class StandInSite(NamedTuple):
 
     def invoke(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Run a command of the checkout."""
-        command = [sys.executable, "-m", "invoke", *arguments]
+        command = [sys.executable, "-m", "twinrun", *arguments]
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("UV_", "PIP_"))}
         done = subprocess.run(
             command,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_bad_input import RECIPE, error_message, with_manifests
+from tests.cli.refusals import RECIPE, error_message, with_manifests
 from tests.commands import invoke
 from tests.machine.answers import answering, text_of
 from tests.machine.test_inventory import PROGRAMS

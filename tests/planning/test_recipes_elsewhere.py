@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.checkouts import ROOT, checkout
+from tests.commands import invoke
 from tests.contracts.baking import bake
-from twinrun.cli import run as commands
 from twinrun.foundation.errors import InputError
 from twinrun.planning.project import LISTED, Project
 
@@ -35,10 +35,10 @@ def far(tmp_path: Path) -> Path:
     return folder
 
 
-def test_it_is_planned_by_its_path(far: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    request = commands.Request(recipe=str(far), vendor="cpu", scale="smoke", engine="venv", dry=True)
-    assert commands.run(ROOT, request, out=None, resume=False, as_json=True) == 0
-    assert str(far) not in capsys.readouterr().out.split('"commands"')[0].split('"plan"')[1]
+def test_it_is_planned_by_its_path(far: Path) -> None:
+    asked = ("--vendor", "cpu", "--scale", "smoke", "--engine", "venv", "--dry", "--json")
+    done = invoke(ROOT, "run", str(far), *asked)
+    assert str(far) not in done.stdout.split('"commands"')[0].split('"plan"')[1]
 
 
 def test_its_name_is_known_where_its_folder_is_listed(far: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.commands import slowness
+from tests.commands import invoke, slowness
 from tests.contracts.tree import ROOT
-from twinrun.cli.predict import PeakRequest, PredictRequest, peak
-from twinrun.cli.predict import predict as command
 from twinrun.foundation.errors import InputError
 from twinrun.planning.project import Project
 from twinrun.predict.calibration import calibration
@@ -94,78 +92,56 @@ def test_ten_thousand_layouts_take_seconds() -> None:
     assert taken / found.seen * 10_000 < 10 * slowness()
 
 
-def request(**changes: Any) -> PredictRequest:
-    asked: dict[str, Any] = {
-        "subject": "mpt-7b",
-        "gpus": ("h200",),
-        "nodes": (1,),
-        "devices_per_node": 8,
-        "network": None,
-        "software": "twinrun-2026",
-        "settings": (),
-        "sweep": False,
-        "goal": None,
-        "tokens": None,
-        "days": None,
-        "prices": (),
-    }
-    return PredictRequest(**asked | changes)
-
-
-def test_the_command_prints_the_cheapest_of_two_gpus(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = request(gpus=("h200", "h100-80gb"), prices=(9.0, 1.0), sweep=True, tokens=1e9, days=1.0)
-    assert command(ROOT, asked, as_json=True) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_the_command_prints_the_cheapest_of_two_gpus() -> None:
+    asked = ("--gpu", "h200,h100-80gb", "--price", "9,1", "--sweep", "--tokens=1e9", "--days=1")
+    found = json.loads(invoke(ROOT, "predict", "mpt-7b", *asked, "--json").stdout)
     assert found["goal"] == pytest.approx(1e9 / 86400)
     assert found["predictions"][0]["gpu"] == "h100-80gb"
-    assert command(ROOT, asked, as_json=False) == 0
-    shown = capsys.readouterr().out
+    shown = invoke(ROOT, "predict", "mpt-7b", *asked).stdout
     assert "layouts surely fit" in shown
     assert "512 sequences a step" in shown
 
 
-def test_a_price_and_days_come_without_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(ROOT, request(prices=(3.0,), tokens=1e11, chose_devices=False), as_json=False) == 0
-    shown = capsys.readouterr().out
+def test_a_price_and_days_come_without_a_sweep() -> None:
+    shown = invoke(ROOT, "predict", "mpt-7b", "--gpu=h200", "--price=3", "--tokens=1e11").stdout
     for words in ("days of 1e+11", "price of 1e+11", "6.66B parameters", "8 devices a node", "split (FSDP)"):
         assert words in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
-    ("speed", "code", "words"), [(5000.0, 0, "possible"), (61_000.0, 1, "more than the peak")]
+    ("speed", "code", "words"), [(5000, 0, "possible"), (61_000, 1, "more than the peak")]
 )
-def test_a_speed_is_held_against_the_peak(
-    speed: float, code: int, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = PeakRequest(gpu="mi300x", model="llama-8b", tokens_per_second=speed, sequence=8192, fp8=False)
-    assert peak(ROOT, asked, as_json=True) == code
-    found = json.loads(capsys.readouterr().out)
+def test_a_speed_is_held_against_the_peak(speed: float, code: int, words: str) -> None:
+    asked = ("llama-8b", "--gpu=mi300x", f"--measured={speed}", "--set", "sequence=8192")
+    done = invoke(ROOT, "predict", *asked, "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, invoke(ROOT, "predict", *asked).returncode) == (code, code)
     assert words in found["verdict"]
     # Megatron-LM and Megatron Bridge count 57.9 and 51.5 GFLOP a token.
     assert [round(one / 1e9, 1) for one in found["flops_of_token"].values()] == [51.5, 57.9]
-    assert peak(ROOT, asked, as_json=False) == code
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("asked", "words"),
     [
-        ({"devices_per_node": 7, "settings": ("tensor=4",)}, "does not divide 7 devices"),
-        ({"settings": ("global_batch=100",)}, "does not divide 100 sequences"),
-        ({"settings": ("experts=16",)}, "experts are spread"),
-        ({"nodes": (0,)}, "expected a count"),
-        ({"nodes": (2,), "network": 0.0}, "expected a speed"),
-        ({"prices": (0.0,)}, "expected an amount"),
-        ({"prices": (1.0, 2.0)}, "a price for each GPU"),
-        ({"sweep": True, "goal": 0.0}, "expected an amount"),
-        ({"sweep": True, "days": 3.0}, "only with --tokens"),
-        ({"goal": 3.0}, "only with --sweep"),
-        ({"settings": ("model=mpt-13b",)}, "the model is the argument"),
-        ({"settings": ("devices=4",)}, "no such field"),
-        ({"settings": ("precision=fp8",), "gpus": ("mi250",)}, "no fp8"),
-        ({"subject": "no/config.json"}, "no config.json of a model"),
-        ({"nodes": (5,), "network": 800.0, "sweep": True}, "no layout divides"),
+        ("mpt-7b --gpu h200 --devices-per-node 7 --set tensor=4", "does not divide 7 devices"),
+        ("mpt-7b --gpu h200 --set global_batch=100", "does not divide 100 sequences"),
+        ("mpt-7b --gpu h200 --set experts=16", "experts are spread"),
+        ("mpt-7b --gpu h200 --nodes 0", "expected a count"),
+        ("mpt-7b --gpu h200 --nodes 2 --network 0", "expected a speed"),
+        ("mpt-7b --gpu h200 --price 0", "expected an amount"),
+        ("mpt-7b --gpu h200 --price 1,2", "a price for each GPU"),
+        ("mpt-7b --gpu h200 --sweep --goal 0", "expected an amount"),
+        ("mpt-7b --gpu h200 --sweep --days 3", "only with --tokens"),
+        ("mpt-7b --gpu h200 --goal 3", "only with --sweep"),
+        ("mpt-7b --gpu h200 --set model=mpt-13b", "the model is the argument"),
+        ("mpt-7b --gpu h200 --set devices=4", "no such field"),
+        ("mpt-7b --gpu mi250 --set precision=fp8", "no fp8"),
+        ("no/config.json --gpu h200", "no config.json of a model"),
+        ("mpt-7b --gpu h200 --nodes 5 --network 800 --sweep", "no layout divides"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        command(ROOT, request(**changes), as_json=False)
+def test_what_cannot_be_asked_is_refused(asked: str, words: str) -> None:
+    done = invoke(ROOT, "predict", *asked.split())
+    assert done.returncode == 2
+    assert words in done.stderr

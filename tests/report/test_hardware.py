@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.report.committed import PROJECT
-from twinrun.cli.report import committed_records, hardware_report
+from twinrun.cli.report import committed_records, report
 from twinrun.foundation.errors import InputError
 from twinrun.report.hardware import (
     HardwareChoice,
@@ -80,7 +80,7 @@ def test_rows_are_in_the_order_of_the_numbers_that_stand_for_them() -> None:
 
 def test_the_page_is_one_file_of_a_model(tmp_path: Path) -> None:
     page = tmp_path / "hardware.html"
-    hardware_report(PROJECT.root, "mpt-7b", out=page, price="h200=3")
+    report("mpt-7b", hardware=True, out=page, price="h200=3")
     text = page.read_text(encoding="utf-8")
     assert "price of 1B tokens" in text
     assert "mpt-7b" in text

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.records import training_record
-from twinrun.cli.compare import scores
+from twinrun.cli.compare import compare
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.results.equivalence import Pair, compare_scores, outcome_of
@@ -145,17 +145,17 @@ def test_the_command_says_the_outcome_and_ends_with_it(
     a = written("a", [sample(document=number) for number in range(400)])
     b = written("b", [sample(document=number) for number in reversed(range(400))])
     c = written("c", [sample(document=number, score=1) for number in range(400)])
-    assert scores(ROOT, a, b, margin=0.02, claim="", as_json=True) == 0
+    assert compare(str(a), str(b), scores=True, margin=0.02).show(as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["outcome"] == "equivalent"
     assert found["samples"] == {str(path): sha256_of_file(path) for path in (a, b)}
-    assert scores(ROOT, a, c, margin=0.02, claim="", as_json=False) == 1
+    assert compare(str(a), str(c), scores=True, margin=0.02).show(as_json=False) == 1
     said = capsys.readouterr().out
     assert "Different: the interval of a difference lies outside the margin: arc, mean." in said
     assert "B - A is +0.5000" in said
     assert "per-token" in said
     with pytest.raises(InputError, match="equivalence is asked inside a margin"):
-        scores(ROOT, a, b, margin=None, claim="", as_json=False)
+        compare(str(a), str(b), scores=True)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.records import PROJECT, ROOT
-from twinrun.cli import report as report_command
-from twinrun.cli.signing import signature_for
+from twinrun.cli.checkpoint import signature_for
+from twinrun.cli.report import report
 from twinrun.foundation.errors import InputError
 from twinrun.planning.project import Project
 from twinrun.report.form import offer, send
@@ -142,7 +143,8 @@ def test_a_submission_is_added_and_shown_as_sent_in(run: Path, project: Project)
     assert read_record(path, project) == record
     assert record.evidence == "as sent in"
     page = path.parent / "page.html"
-    report_command.report(project.root, RECIPE, out=page, form=False, add=None)
+    with contextlib.chdir(project.root):
+        report(RECIPE, out=page)
     assert "as sent in" in page.read_text(encoding="utf-8")
     with pytest.raises(InputError, match="the results have this run") as refused:
         add_submission(sent, RECIPE, project)
@@ -153,7 +155,8 @@ def test_the_page_of_a_single_record_is_not_among_the_results(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = project.root / RECIPE / "results" / COMMITTED.name
-    report_command.report(project.root, str(file), out=None, form=False, add=None)
+    with contextlib.chdir(project.root):
+        report(str(file)).show(as_json=False)
     page = Path(capsys.readouterr().out.strip())
     assert page == project.root / "runs" / "mpt-throughput" / f"{COMMITTED.stem}.html"
     assert page.is_file()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_bad_input import CLOSED, RECIPE, error_message, refused, with_manifests
+from tests.cli.refusals import CLOSED, RECIPE, error_message, refused, with_manifests
 from tests.commands import environment, invoke
 from twinrun.machine.memory import kills_for_memory, processor_memory
 from twinrun.runs.preconditions import demand_loopback
@@ -29,7 +29,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(root: Path, *prefix: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """Run the smoke scale under `prefix`, a program that changes what the command sees of the machine."""
     return subprocess.run(
-        [*prefix, sys.executable, "-m", "invoke", *SMOKE, *options],
+        [*prefix, sys.executable, "-m", "twinrun", *SMOKE, *options],
         cwd=root,
         env=environment(root),
         capture_output=True,

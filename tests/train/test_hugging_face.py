@@ -96,7 +96,7 @@ def place_of(job: TrainingJob) -> str:
 
 
 def convert(place: Path | str, out: Path) -> Path:
-    assert checkpoint("convert", str(place), step=None, out=str(out), as_json=False) == 0
+    assert checkpoint("convert", str(place), out=str(out)).code == 0
     return out
 
 

@@ -69,8 +69,7 @@ def bytes_of_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def convert(place: Path, out: Path, tokenizer: Path | None = None) -> Path:
     chosen = str(tokenizer) if tokenizer else None
-    options: dict[str, Any] = {"step": None, "out": str(out), "tokenizer": chosen, "as_json": False}
-    assert checkpoint("convert", str(place), **options) == 0
+    assert checkpoint("convert", str(place), out=str(out), tokenizer=chosen).code == 0
     return out
 
 

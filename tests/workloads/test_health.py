@@ -50,7 +50,7 @@ def test_prometheus_reads_the_textfile() -> None:
 
 def watch(file: Path, *options: str, path: str = "") -> tuple[int, str]:
     """Run the program as Node Problem Detector does, which reads one line and the status."""
-    command = [sys.executable, "-m", "twinrun.cli.health", str(file), *options]
+    command = [sys.executable, str(ROOT / "recipes/cluster-acceptance/node_health.py"), str(file), *options]
     variables = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PATH": f"{path}:{os.environ['PATH']}"}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=60)
     assert done.stderr == ""

@@ -1,10 +1,10 @@
-"""`invoke checkpoint`: what a place holds, whether it is whole, and its weights in Hugging Face format."""
+"""`twinrun checkpoint` and `twinrun sign`: what a place holds, whether it is whole, and who says so."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
+from typing import Literal
 
 from twinrun.checkpoints import store_at
 from twinrun.checkpoints.hugging_face.reading import is_folder_of_weights, read_folder
@@ -12,43 +12,82 @@ from twinrun.checkpoints.hugging_face.tokenizer import FILE as TOKENIZER
 from twinrun.checkpoints.hugging_face.writing import write_folder
 from twinrun.checkpoints.manifest import CheckpointManifest
 from twinrun.checkpoints.s3 import is_remote
-from twinrun.checkpoints.store import DamagedError, Store
+from twinrun.checkpoints.store import MANIFEST, SIGNATURE, DamagedError, Store
 from twinrun.checkpoints.verification import broken_links, read_manifest, signature_at, verify
-from twinrun.foundation.errors import InputError, TwinrunError, closest
-from twinrun.foundation.signatures import signers_of
+from twinrun.cli.console import Shown, demand_with
+from twinrun.foundation.cache import project_root
+from twinrun.foundation.errors import InputError, TwinrunError
+from twinrun.foundation.files import write_atomically
+from twinrun.foundation.signatures import SUFFIX, signature_of, signers_of
 from twinrun.foundation.terminal import say
 from twinrun.foundation.text import number
-
-ACTIONS = ("verify", "list", "convert")
+from twinrun.planning.project import Project
+from twinrun.results.reading import read_record
+from twinrun.results.submission import FILE, read_submission
 
 
 def checkpoint(
-    action: str,
+    action: Literal["verify", "list", "convert"],
     place: str,
+    /,
     *,
-    step: int | None,
-    out: str | None,
-    as_json: bool,
-    root: Path = Path(),
+    step: int | None = None,
+    out: str | None = None,
     tokenizer: str | None = None,
-) -> int:
-    """Do `action` on the checkpoints of `place` and return the exit code: 4 where one is damaged.
+) -> Shown:
+    """Verify, list or convert the checkpoints of a run; 4 where one is damaged.
 
-    Raises:
-        InputError: no such action, place, step or option for it.
+    Args:
+        action: verify (every byte against its digest), list, or convert (to or from Hugging Face format)
+        place: folder or s3://bucket/prefix with the checkpoints of a run, or a folder of transformers
+        step: one checkpoint; all when left out, and the newest to convert
+        out: where a conversion writes: a folder, or s3://bucket/prefix for a checkpoint
+        tokenizer: tokenizer.json that the model was trained with, to write beside its weights
     """
-    if action not in ACTIONS:
-        raise InputError("no such action", found=action, allowed=ACTIONS, hint=closest(action, ACTIONS))
+    demand_with("convert", action == "convert", tokenizer=tokenizer)
     if action == "convert":
-        say(_convert(place, step, out, tokenizer))
-        return 0
+        written = _convert(place, step, out, tokenizer)
+        return Shown(view=lambda: written, data=lambda: {"written": written})
     store = store_at(place)
     rows = _rows(store, _steps(store, step), complete=action == "verify", whole=step is None)
     if action == "verify":
-        rows = [_with_signature(store, row, signers_of(root)) for row in rows]
-    text = json.dumps(rows, indent=1) if as_json else "\n".join(_line(row) for row in rows)
-    say(text)
-    return DamagedError.exit_code if any(row["damage"] for row in rows) else 0
+        rows = [_with_signature(store, row, signers_of(project_root())) for row in rows]
+    code = DamagedError.exit_code if any(row["damage"] for row in rows) else 0
+    return Shown(view=lambda: "\n".join(map(_line, rows)), data=lambda: rows, code=code)
+
+
+def sign(what: str, /, *, key: Path) -> Shown:
+    """Sign a record or a checkpoint with an SSH key; the signature is kept beside it.
+
+    Args:
+        what: record, run folder, submission.json, or place with checkpoints, whose newest is signed
+        key: private key of SSH, for example ~/.ssh/id_ed25519
+    """
+    signature = signature_for(project_root(), what, key=key.expanduser())
+    return Shown(view=lambda: signature, data=lambda: {"signature": signature})
+
+
+def signature_for(root: Path, what: str, *, key: Path) -> str:
+    """Sign what lies at `what` once it is found good, and return where the signature is.
+
+    Raises:
+        InputError: there is nothing to sign, what is there does not hold, or the key does not sign.
+    """
+    path, project = Path(what), Project(root)
+    submitted = path.name == FILE and path.is_file()
+    if submitted or path.suffix == ".json" or (path / "record.json").is_file():
+        file = path / "record.json" if path.is_dir() else path
+        digest = (read_submission if submitted else read_record)(file, project).sha256
+        signature = file.with_name(f"{file.name}{SUFFIX}")
+        write_atomically(signature, signature_of(digest, key=key))
+        return str(signature)
+    store = store_at(what)
+    if not (steps := store.steps()):
+        allowed = "a record, a run folder, a submission, or a place with checkpoints"
+        raise InputError("nothing to sign", place=what, allowed=allowed)
+    manifest = verify(store, steps[-1])
+    store.attach(steps[-1], manifest.token, SIGNATURE, signature_of(manifest.digest(), key=key))
+    return f"{store.file(steps[-1], MANIFEST)}{SUFFIX}"
 
 
 def _with_signature(store: Store, row: dict[str, object], signers: Path) -> dict[str, object]:

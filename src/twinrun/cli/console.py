@@ -1,4 +1,4 @@
-"""Both ends of a command: options that Invoke does not check, and JSON, messages and exit codes."""
+"""The end of a command: JSON, messages, and one exit code for whatever ended it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import errno
 import io
 import json
-import math
 import os
 import platform
 import select
@@ -15,15 +14,17 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from invoke.exceptions import Exit
+from rich.console import RenderableType
 
 from twinrun import __version__
-from twinrun.foundation.errors import InputError, MachineError, TwinrunError
+from twinrun.foundation.errors import InputError, MachineError, RunInterruptedError, TwinrunError
 from twinrun.foundation.redaction import HiddenNames
+from twinrun.foundation.terminal import say
 from twinrun.foundation.text import LIKENESS
 
 # Refusals that any program may meet: a full or closed disk, too many files, a reader that went away.
@@ -31,9 +32,10 @@ _REFUSALS = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EPIPE),
 }
+# Without a question.
+LONG_SECONDS = 900.0
 # Shells tell a program that a signal ended by 128 and the number of the signal.
 _BY_SIGNAL = 128
-_DIGITS = 9
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -49,9 +51,8 @@ def _stop(number: int, _: FrameType | None) -> None:
     raise StopSignal(number)
 
 
-@contextlib.contextmanager
-def exit_on_error() -> Iterator[None]:
-    """Turn every error, Ctrl-C and a closed pipe into a message and, by raising Exit, an exit code."""
+def exit_code_of(command: Callable[[], int | None]) -> int:
+    """Run a command and return its exit code; an error becomes a message on stderr."""
     # A scheduler ends a job with SIGTERM, a closed terminal with SIGHUP: the same orderly stop as Ctrl-C.
     before = {number: signal.getsignal(number) for number in _STOPS}
     for number, handler in before.items():
@@ -61,24 +62,21 @@ def exit_on_error() -> Iterator[None]:
     try:
         _check_streams()
         try:
-            yield
+            code = command() or 0
         finally:
             sys.stdout.flush()
-    except Exit:
-        raise
     except (Exception, KeyboardInterrupt) as error:
         message, code = _end_of(error)
-    else:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        return
-    # The interpreter's end takes handlers away: a second Ctrl-C would change the exit code.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Where stderr is full or closed too, the exit code is all there is.
-    with contextlib.suppress(OSError):
-        sys.stderr.write(message)
-    _discard_output()
-    raise Exit(code=code)
+        # The interpreter's end takes handlers away: a second Ctrl-C would change the exit code.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Where stderr is full or closed too, the exit code is all there is.
+        with contextlib.suppress(OSError):
+            sys.stderr.write(message)
+        _discard_output()
+        return code
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    return code
 
 
 def _check_streams() -> None:
@@ -103,7 +101,13 @@ def _end_of(error: BaseException) -> tuple[str, int]:
     if isinstance(error, OSError) and error.errno == errno.EPIPE and _reader_is_gone():
         return "", _BY_SIGNAL + signal.SIGPIPE
     if isinstance(error, OSError) and _is_refusal(error):
-        error = _refusal(error)
+        error = MachineError(
+            f"refused by the system: {error.strerror}",
+            # A file that is open, as standard output is, has no name in the error.
+            place=error.filename or "standard output, or another open file",
+            hint="free some space or choose another place, TWINRUN_CACHE for the cache and --out for a run;"
+            " what was being written is lost, what was whole before is kept",
+        )
     if not isinstance(error, TwinrunError):
         error = _fault(error)
     return f"{error}\n", error.exit_code
@@ -135,39 +139,19 @@ def _is_refusal(error: OSError) -> bool:
     return error.errno in _REFUSALS
 
 
-def _refusal(error: OSError) -> MachineError:
-    return MachineError(
-        f"refused by the system: {error.strerror}",
-        # A file that is open, as standard output is, has no name in the error.
-        place=error.filename or "standard output, or another open file",
-        hint="free some space or choose another place, TWINRUN_CACHE for the cache and --out for a run;"
-        " what was being written is lost, what was whole before is kept",
-    )
-
-
 def _fault(error: BaseException) -> TwinrunError:
     """Write the traceback to a file of its own and return what to say of it."""
-    lines = (
-        f"twinrun {__version__}, Python {platform.python_version()}, {platform.platform()}\n",
-        f"{shlex.join(sys.argv)}\n",
-        *traceback.format_exception(error),
-    )
+    head = f"twinrun {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
     hide = HiddenNames([platform.node()])
-    text = hide.text("".join(lines))
+    text = hide.text("".join((head, f"{shlex.join(sys.argv)}\n", *traceback.format_exception(error))))
+    found = hide.text(f"{type(error).__name__}: {error}")
     try:
-        with tempfile.NamedTemporaryFile(
-            "w",
-            encoding="utf-8",
-            errors="backslashreplace",
-            prefix="twinrun-fault-",
-            suffix=".log",
-            delete=False,
-        ) as log:
+        descriptor, name = tempfile.mkstemp(prefix="twinrun-fault-", suffix=".log")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as log:
             log.write(text)
-        kept = f"the traceback is in {log.name}"
+        kept = f"the traceback is in {name}"
     except OSError:
         kept = f"the traceback, which no temporary folder takes:\n{text}"
-    found = hide.text(f"{type(error).__name__}: {error}")
     return TwinrunError(
         "a fault of twinrun itself", found=found, hint=f"report it as CONTRIBUTING.md says; {kept}"
     )
@@ -175,44 +159,62 @@ def _fault(error: BaseException) -> TwinrunError:
 
 def demand_with(name: str, given: bool, **options: object) -> None:
     """Refuse what was typed for `options`, where the option that they belong to is not given."""
-    typed = [option for option, value in options.items() if value]
-    if typed and not given:
-        found = ", ".join(f"--{option}" for option in typed)
+    if not given and (found := _typed(options)):
         raise InputError(f"only with {name}", place=found, found=f"no {name}", hint=f"add {name}")
 
 
 def demand_without(name: str, given: bool, **options: object) -> None:
     """Refuse what was typed for `options`, by their names, beside an option that does something else."""
-    if given and (typed := [option for option, value in options.items() if value]):
-        found = ", ".join(f"--{option}" for option in typed)
-        raise InputError(
-            "options exclude each other", place=name, found=found, allowed=f"{name}, or {found}, alone"
-        )
+    if given and (found := _typed(options)):
+        allowed = f"{name}, or {found}, alone"
+        raise InputError("options exclude each other", place=name, found=found, allowed=allowed)
 
 
-def count(text: str, option: str) -> int | None:
-    """Return the whole number that was typed for `option`, None for nothing; raises InputError."""
-    if not text:
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
-        allowed = f"a whole number of at most {_DIGITS} digits, such as 3"
-        raise InputError("not a whole number", place=option, found=text, allowed=allowed)
-    return int(text)
+def _typed(options: dict[str, object]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name, value in options.items() if value)
 
 
-def amount(text: str, option: str) -> float | None:
-    """Return the finite number that was typed for `option`, None for nothing; raises InputError."""
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise InputError("not a number", place=option, found=text, allowed="a finite number, such as 2.5e9")
-    return value
+def agreed(text: str, *, place: str, allowed: str | None = None, hint: str) -> None:
+    """Ask whether what takes long is to start.
+
+    Raises:
+        InputError: there is no terminal to ask on.
+        RunInterruptedError: the answer is no.
+    """
+    if not sys.stdin.isatty():
+        message = "what takes so long is started only after a question, and there is no terminal to ask on"
+        raise InputError(message, place=place, found=text, allowed=allowed, hint=hint)
+    sys.stderr.write(f"this takes {text}; start it? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise RunInterruptedError("not started", hint="--yes starts it without a question")
 
 
-def print_json(content: object) -> None:
-    """Print `content` as JSON on stdout."""
-    sys.stdout.write(f"{json.dumps(content, indent=1)}\n")
+def tell(line: object) -> None:
+    """Print a line on stderr, where what is no data goes."""
+    say(line, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What a command has found: a view for people, the same as data, and the exit code."""
+
+    view: Callable[[], RenderableType]
+    data: Callable[[], object]
+    code: int = 0
+    columns: int = 160
+    """The most that a view takes, where its reader is a program."""
+
+    def show(self, *, as_json: bool) -> int:
+        """Print the view, or the data as JSON, on stdout and return the exit code."""
+        if as_json:
+            sys.stdout.write(f"{json.dumps(self.data(), indent=1)}\n")
+            return self.code
+        view = self.view()
+        if isinstance(view, str):
+            say(view)
+        else:
+            from twinrun.report.terminal import show
+
+            show(view, most=self.columns)
+        return self.code

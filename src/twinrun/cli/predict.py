@@ -1,164 +1,179 @@
-"""The commands that predict a training on any machine, and that check the speed somebody says one had."""
+"""`twinrun predict`: memory and time of a training on GPUs that nobody has to have."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from twinrun.cli.console import demand_with, demand_without, print_json
-from twinrun.foundation.errors import InputError, closest, require_known
-from twinrun.foundation.manifest import Frozen
+from rich.console import Group
+from rich.table import Table
+
+from twinrun.cli.console import Shown, demand_with, demand_without
+from twinrun.foundation.cache import project_root
+from twinrun.foundation.errors import InputError, require_known
 from twinrun.manifests.settings import parse_settings
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
-from twinrun.predict.calibration import Calibration, Software, calibration
+from twinrun.predict.calibration import calibration
 from twinrun.predict.configured_model import configured
+from twinrun.predict.kernel_times import kernel_times
 from twinrun.predict.peak import checked_speed
 from twinrun.predict.prediction import Prediction
 from twinrun.predict.request import GIGABIT, LayoutSettings, Trains, machines_of, predict_at, with_sequence
 from twinrun.predict.search import Offer, best, unordered
 from twinrun.protocol.models import ModelShape, member, members
 from twinrun.report.prediction import DAY, peak_view, predictions_view, search_view
-from twinrun.report.terminal import show
 
-# Sequences of a step where a model is named and no recipe.
-GLOBAL_BATCH = 512
-SHOWN = 10
+# Sequences of a step where a model is named and no recipe, devices of a node, and layouts of a sweep.
+GLOBAL_BATCH, DEVICES, SHOWN = 512, 8, 10
 
 
-class PeakRequest(Frozen):
-    """What `invoke peak` was asked."""
+def predict(
+    subject: str | None = None,
+    /,
+    *,
+    gpu: str,
+    nodes: tuple[int, ...] = (1,),
+    devices_per_node: int | None = None,
+    network: float | None = None,
+    software: str = "twinrun-2026",
+    set: tuple[str, ...] = (),
+    sweep: bool = False,
+    goal: float | None = None,
+    tokens: float | None = None,
+    days: float | None = None,
+    price: tuple[float, ...] = (),
+    kernels: bool = False,
+    measured: float | None = None,
+) -> Shown:
+    """Predict memory and time of a training, with an interval, on GPUs that nobody has to have.
 
-    gpu: str
-    model: str
-    """Member of a model family, a config.json, or a folder with one."""
-    tokens_per_second: float
-    """Tokens that a device is said to train in a second."""
-    sequence: int | None
-    fp8: bool
-
-
-class PredictRequest(Frozen):
-    """What `invoke predict` was asked."""
-
-    subject: str
-    """Folder of a recipe that trains, a member of a model family, a config.json, or a folder with one."""
-    gpus: tuple[str, ...]
-    nodes: tuple[int, ...]
-    devices_per_node: int
-    chose_devices: bool = True
-    """Whether the user named the devices of a node."""
-    network: float | None
-    """Gbit/s of a node, all its adapters together."""
-    software: str
-    settings: tuple[str, ...]
-    sweep: bool
-    goal: float | None
-    """Tokens a second of all devices."""
-    tokens: float | None
-    days: float | None
-    prices: tuple[float, ...]
-    """Prices of a device for an hour, in any currency: one for all GPUs or one for each, or none."""
-
-
-def predict(root: Path, request: PredictRequest, *, as_json: bool) -> int:
-    """Print what memory and time a training will need on each number of nodes."""
-    project, known = Project(root), calibration()
-    for one in request.gpus:
+    Args:
+        subject: folder of a recipe that trains, or a model, for example mpt-7b or mpt-7b-4096
+        gpu: rows of images/gpus.toml, for example mi300x,h200
+        nodes: numbers of nodes, for example 1,8,32
+        devices_per_node: devices of a node, not cards; 8 when left out
+        network: Gbit/s that a node sends, all its adapters together
+        software: generation of software that the prediction is for
+        set: key=value: global_batch, sequence, microbatch, tensor, pipeline, shards, precision, ...
+        sweep: show the cheapest distinct layouts that fit, on any of the GPUs and numbers of nodes
+        goal: of a sweep, tokens a second of all devices that a layout must reach
+        tokens: a budget of tokens, for which days are shown
+        days: of a sweep, how long the budget of tokens may take
+        price: of a device for an hour, one for all GPUs or one for each, for which a price is shown
+        kernels: print the predicted time of each kernel of the recipes instead
+        measured: tokens a second that somebody says a device trains: say whether that can be true
+    """
+    project, names = Project(project_root()), gpu.split(",")
+    for one in names:
         require_known(one, sorted(project.gpus), "no such GPU", place="--gpu")
-    _check(request)
-    asked = _asked(project, request)
-    software = known.of(request.software)
-    prices = request.prices or (None,)
-    priced = dict(zip(request.gpus, prices * (len(request.gpus) // len(prices)), strict=True))
-    place = {"devices_per_node": request.devices_per_node, "network": request.network}
-    if request.sweep:
-        offers = [
-            Offer(machines_of(project.gpus[one], nodes=nodes, **place), priced[one] or 1.0)  # type: ignore[arg-type]
-            for one in request.gpus
-            for nodes in request.nodes
-        ]
-        return _sweep(asked, offers, software, request, as_json=as_json)
-    terms: dict[str, Any] = {**place, "software": software, "calibration": known}
-    found = {
-        one: [
-            predict_at(asked.shape, project.gpus[one], asked.settings, nodes=nodes, **terms)
-            for nodes in request.nodes
-        ]
-        for one in request.gpus
-    }
-    if as_json:
-        every = [summary(one) for several in found.values() for one in several]
-        print_json({"calibration": known.version, "not_understood": asked.strange, "predictions": every})
-        return 0
-    for one, several in found.items():
-        others = _others(asked, project.gpus[one], request, known)
-        show(predictions_view(several, said=(*asked.said, *others), tokens=request.tokens, price=priced[one]))
-    return 0
-
-
-def _others(asked: _Subject, gpu: Gpu, request: PredictRequest, known: Calibration) -> tuple[str, ...]:
-    """Return a sentence on what other software that ran on the GPU would make of the first row."""
-    place = {"devices_per_node": request.devices_per_node, "network": request.network}
-    rates = {
-        one.id: predict_at(
+    gpus = [project.gpus[one] for one in names]
+    budgets = {"tokens": tokens, "days": days, "goal": goal, "measured": measured}
+    for option, value in (*budgets.items(), *(("price", one) for one in price)):
+        if value is not None and value <= 0:
+            raise InputError("expected an amount", place=f"--{option}", found=value, allowed="above 0")
+    if len(price) not in {0, 1, len(gpus)}:
+        allowed = f"1, or {len(gpus)}, the GPUs"
+        raise InputError(
+            "expected a price for each GPU", place="--price", found=f"{len(price)} prices", allowed=allowed
+        )
+    demand_with("--sweep", sweep, goal=goal, days=days)
+    demand_with("--tokens", tokens is not None, days=days)
+    demand_without("--goal", goal is not None, days=days)
+    demand_without("--kernels", kernels, sweep=sweep, measured=measured, tokens=tokens, price=price, set=set)
+    demand_without("--measured", measured is not None, sweep=sweep, tokens=tokens, price=price)
+    if kernels:
+        return _kernels(gpus)
+    if not subject:
+        raise InputError("SUBJECT is missing", place="twinrun predict", allowed="a recipe, a model or a file")
+    asked, known = _asked(project, subject, set), calibration()
+    if measured is not None:
+        speed = checked_speed(
             asked.shape,
-            gpu,
-            asked.settings,
-            nodes=request.nodes[0],
-            software=one,
+            gpus[0],
+            tokens_per_second=measured,
+            fp8=asked.settings.precision == "fp8",
+            known=known,
+        )
+        found = {"gpu": gpus[0].id, "not_understood": asked.strange, "verdict": speed.verdict}
+        return Shown(
+            view=lambda: peak_view(speed, said=asked.said),
+            data=lambda: found | asdict(speed),
+            code=int(speed.impossible),
+        )
+    place: dict[str, Any] = {"devices_per_node": devices_per_node or DEVICES, "network": network}
+    said = [] if asked.of_recipe or devices_per_node else [f"{DEVICES} devices a node"]
+    said = [
+        *asked.said,
+        *([f"Where nobody said: {', '.join([*asked.silent, *said])}."] if asked.silent or said else []),
+    ]
+    prices = dict(zip(names, (price or (None,)) * (len(names) // len(price or (None,))), strict=True))
+    terms: dict[str, Any] = {**place, "software": known.of(software), "calibration": known}
+    if sweep:
+        target = goal or (tokens / (days * DAY) if tokens and days else 0.0)
+        offers = [
+            Offer(machines_of(one, nodes=n, **place), prices[one.id] or 1.0) for one in gpus for n in nodes
+        ]
+        layout = asked.settings.layout(known.of(software))
+        searched = best(
+            asked.shape,
+            offers,
+            layout,
+            software=known.of(software),
             calibration=known,
-            **place,  # type: ignore[arg-type]
-        ).tokens_per_second
-        for one in known.known(gpu)
-        if one.id != request.software
+            count=SHOWN,
+            goal=target,
+        )
+        tops = [
+            summary(one.prediction)
+            | {
+                "tokens_per_second": one.tokens_per_second,
+                "sure_tokens_per_second": one.sure_tokens_per_second,
+            }
+            | {"price_of_1e9_tokens": one.price(1e9)}
+            for one in searched.best
+        ]
+        counts = {"layouts": searched.seen, "fitting": searched.fitting, "left_out": searched.left_out}
+        return Shown(
+            view=lambda: search_view(
+                searched, said=said, goal=target, tokens=tokens or 1e9, priced=bool(price)
+            ),
+            data=lambda: {**counts, "no_order": unordered(searched), "goal": target, "predictions": tops},
+        )
+    rows = {
+        one.id: [predict_at(asked.shape, one, asked.settings, nodes=n, **terms) for n in nodes]
+        for one in gpus
     }
-    said = [f"{name} {rate:,.0f}" for name, rate in rates.items() if rate]
-    return (f"With other software, tokens/s a device: {', '.join(said)}.",) if said else ()
 
+    def others(one: Gpu) -> list[str]:
+        """Return what other software that ran on the GPU would make of the first row."""
+        rates = {
+            other.id: predict_at(
+                asked.shape, one, asked.settings, nodes=nodes[0], **(terms | {"software": other})
+            ).tokens_per_second
+            for other in known.known(one)
+            if other.id != software
+        }
+        words = [f"{name} {rate:,.0f}" for name, rate in rates.items() if rate]
+        return [f"With other software, tokens/s a device: {', '.join(words)}."] if words else []
 
-def peak(root: Path, request: PeakRequest, *, as_json: bool) -> int:
-    """Print which share of a GPU's peak a speed would be, by both formulas; return 1 where it is too much."""
-    project = Project(root)
-    require_known(request.gpu, sorted(project.gpus), "no such GPU", place="--gpu")
-    if request.tokens_per_second <= 0:
-        raise InputError(
-            "expected an amount",
-            place="--tokens-per-second",
-            found=request.tokens_per_second,
-            allowed="above 0",
-        )
-    gpu = project.gpus[request.gpu]
-    shape, strange = _model(request.model, request.sequence)
-    if request.fp8 and not gpu.fp8:
-        raise InputError("its matrix units have no fp8", place="--fp8", found=gpu.name)
-    found = checked_speed(
-        shape, gpu, tokens_per_second=request.tokens_per_second, fp8=request.fp8, known=calibration()
+    return Shown(
+        view=lambda: Group(
+            *(
+                predictions_view(
+                    rows[one.id], said=[*said, *others(one)], tokens=tokens, price=prices[one.id]
+                )
+                for one in gpus
+            )
+        ),
+        data=lambda: {
+            "calibration": known.version,
+            "not_understood": asked.strange,
+            "predictions": [summary(one) for several in rows.values() for one in several],
+        },
     )
-    if as_json:
-        print_json({"gpu": gpu.id, "not_understood": strange, **asdict(found), "verdict": found.verdict})
-    else:
-        show(peak_view(found, said=_named(request.model, shape, strange)))
-    return 1 if found.impossible else 0
-
-
-def _check(request: PredictRequest) -> None:
-    """Refuse amounts of nothing, and what only a sweep is asked; raises InputError."""
-    amounts = [("--tokens", request.tokens), ("--days", request.days), ("--goal", request.goal)]
-    for place, amount in (*amounts, *(("--price", price) for price in request.prices)):
-        if amount is not None and amount <= 0:
-            raise InputError("expected an amount", place=place, found=amount, allowed="above 0")
-    if len(request.prices) not in {0, 1, len(request.gpus)}:
-        raise InputError(
-            "expected a price for each GPU",
-            place="--price",
-            found=f"{len(request.prices)} prices",
-            allowed=f"1, or {len(request.gpus)}, the GPUs",
-        )
-    demand_with("--sweep", request.sweep, goal=request.goal, days=request.days)
-    demand_without("--goal", request.goal is not None, days=request.days)
-    demand_with("--tokens", request.tokens is not None, days=request.days)
 
 
 @dataclass(frozen=True)
@@ -168,106 +183,63 @@ class _Subject:
     shape: ModelShape
     settings: LayoutSettings
     said: tuple[str, ...]
+    silent: tuple[str, ...] = ()
     strange: tuple[str, ...] = ()
     """Keys of a config.json that were not understood."""
+    of_recipe: bool = False
 
 
-def _asked(project: Project, request: PredictRequest) -> _Subject:
-    """Return the model and the settings of a recipe, of a member of a family or of somebody's config.json.
+def _asked(project: Project, name: str, texts: Sequence[str]) -> _Subject:
+    """Return the model and settings of a recipe, of a member of a family or of somebody's config.json.
 
     Raises:
         InputError: there is none, the recipe trains nothing, or a setting is none.
     """
-    name, given = request.subject, parse_settings(request.settings)
-    fields = sorted(set(LayoutSettings.model_fields) - {"model"})
-    for key in given:
-        if key == "model" and not _is_recipe(project, name):
+    given, path = parse_settings(tuple(texts)), Path(name)
+    file = path.suffix == ".json" or (path / "config.json").is_file()
+    if file or name in members() or ("/" not in name and name not in project.recipe_names):
+        sequence, strange = given.get("sequence"), tuple[str, ...]()
+        if "model" in given:
+            hint = f"twinrun predict {given['model']}"
             raise InputError(
-                "the model is the argument",
-                place="--set model",
-                found=given[key],
-                hint=f"invoke predict {given[key]}",
+                "the model is the argument", place="--set model", found=given["model"], hint=hint
             )
-        if key not in {*fields, "model"}:
-            hint = "--nodes and --devices-per-node" if key == "devices" else closest(key, fields)
-            raise InputError("no such field", place=f"--set {key}", found=key, allowed=fields, hint=hint)
-    if not _is_recipe(project, name):
-        shape, strange = _model(name, given.get("sequence"))
         settings = LayoutSettings(model=name, global_batch=GLOBAL_BATCH).with_settings(given)
-        defaults = [] if "global_batch" in given else [f"{GLOBAL_BATCH} sequences a step"]
-        defaults += [] if "shards" in given else ["all states split (FSDP)"]
-        defaults += [] if request.chose_devices else [f"{request.devices_per_node} devices a node"]
-        said = f"Where nobody said: {', '.join(defaults)}." if defaults else ""
-        return _Subject(shape, settings, tuple(filter(None, (*_named(name, shape, strange), said))), strange)
-    recipe = project.recipe(name)
-    training, models = recipe.tables.training, recipe.tables.models
-    settings = LayoutSettings.of(training).with_settings(given)
-    if settings.model not in models:
-        raise InputError(
-            "no such model",
-            place="--set model",
-            found=settings.model,
-            allowed=sorted(models),
-            hint=closest(settings.model, models),
-        )
-    shape = with_sequence(models[settings.model], settings.sequence)
-    return _Subject(shape, settings, _named(f"{name}: {settings.model}", shape, ()))
+        shape: ModelShape
+        if file or path.is_dir():
+            shape, strange = configured(path, sequence=sequence)
+        else:
+            shape = with_sequence(member(name, place="twinrun predict"), sequence)
+        silent = {"global_batch": f"{GLOBAL_BATCH} sequences a step", "shards": "all states split (FSDP)"}
+        untold = tuple(text for key, text in silent.items() if key not in given)
+        left_out = (f"Not understood, and left out: {', '.join(strange)}.",) if strange else ()
+        return _Subject(shape, settings, (_named(name, shape), *left_out), untold, strange)
+    tables = project.recipe(name).tables
+    if not isinstance(tables, Trains):
+        hint = f"name a model: {', '.join(sorted(members()))}"
+        raise InputError("this recipe trains nothing", place=name, hint=hint)
+    settings = LayoutSettings.of(tables.training).with_settings(given)
+    require_known(settings.model, sorted(tables.models), "no such model", place="--set model")
+    shape = with_sequence(tables.models[settings.model], settings.sequence)
+    return _Subject(shape, settings, (_named(f"{name}: {settings.model}", shape),), of_recipe=True)
 
 
-def _is_recipe(project: Project, name: str) -> bool:
-    """Say whether a subject is a recipe that trains; raises InputError for one that does not, or for none."""
-    if name in members() or Path(name).suffix == ".json" or (Path(name) / "config.json").is_file():
-        return False
-    if "/" not in name and name not in project.recipe_names:
-        return False
-    if not isinstance(project.recipe(name).tables, Trains):
-        raise InputError(
-            "this recipe trains nothing", place=name, hint=f"name a model: {', '.join(sorted(members()))}"
-        )
-    return True
+def _named(name: str, shape: ModelShape) -> str:
+    return f"{name}: {shape.parameters() / 1e9:.3g}B parameters, sequences of {shape.sequence:,} tokens."
 
 
-def _model(name: str, sequence: int | None) -> tuple[ModelShape, tuple[str, ...]]:
-    """Return a member of a family, or a config.json's model with the keys that were not understood."""
-    path = Path(name)
-    if path.suffix == ".json" or path.is_dir():
-        return configured(path, sequence=sequence)
-    return with_sequence(member(name, place="invoke predict"), sequence), ()
-
-
-def _named(name: str, shape: ModelShape, strange: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the sentences that say what model it is."""
-    size = f"{name}: {shape.parameters() / 1e9:.3g}B parameters, sequences of {shape.sequence:,} tokens."
-    return (size, f"Not understood, and left out: {', '.join(strange)}.") if strange else (size,)
-
-
-def _sweep(
-    asked: _Subject, offers: list[Offer], software: Software, request: PredictRequest, *, as_json: bool
-) -> int:
-    """Print the cheapest layouts that reach the goal on any of the machines asked about."""
-    goal = request.goal or 0.0
-    if request.tokens and request.days:
-        goal = request.tokens / (request.days * DAY)
-    like = asked.settings.layout(software)
-    searched = best(
-        asked.shape, offers, like, software=software, calibration=calibration(), count=SHOWN, goal=goal
-    )
-    if as_json:
-        shown = [
-            summary(one.prediction)
-            | {
-                "tokens_per_second": one.tokens_per_second,
-                "sure_tokens_per_second": one.sure_tokens_per_second,
-                "price_of_1e9_tokens": one.price(1e9),
-            }
-            for one in searched.best
-        ]
-        counts = {"layouts": searched.seen, "fitting": searched.fitting, "left_out": searched.left_out}
-        print_json({**counts, "no_order": unordered(searched), "goal": goal, "predictions": shown})
-    else:
-        tokens = request.tokens or 1e9
-        show(search_view(searched, said=asked.said, goal=goal, tokens=tokens, priced=bool(request.prices)))
-    return 0
+def _kernels(gpus: Sequence[Gpu]) -> Shown:
+    """Return the predicted times of the recipes' kernels; raises InputError for a GPU that has none."""
+    known = {one.arch for one in kernel_times()}
+    for gpu in gpus:
+        require_known(gpu.arch, known, "no kernel was predicted for it", place=f"--gpu {gpu.id}")
+    rows = [one for one in kernel_times() if one.arch in {gpu.arch for gpu in gpus}]
+    heads = ("arch", "kernel", "batch x heads x length x size", "ms, predicted", "90 % interval", "bound by")
+    table = Table(*heads, box=None, padding=(0, 2, 0, 0))
+    for row in rows:
+        name, shape = f"{row.kernel}{' causal' if row.causal else ''}", "x".join(map(str, row.shape))
+        table.add_row(row.arch, name, shape, f"{row.ms:g}", f"{row.low:g} to {row.high:g}", row.bound)
+    return Shown(view=lambda: table, data=lambda: [row.model_dump() for row in rows])
 
 
 def summary(one: Prediction) -> dict[str, Any]:

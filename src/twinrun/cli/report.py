@@ -1,15 +1,18 @@
-"""`invoke report`: the page, crate or submission of records, and which hardware to choose."""
+"""`twinrun report`: the page, crate or submission of records, and which hardware to choose."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from typing import Annotated, Any
 
-from twinrun.cli.console import demand_without
+from cyclopts import Parameter
+from rich.console import Group
+
+from twinrun.cli.console import Shown, demand_with, demand_without, tell
 from twinrun.export.ro_crate import write_crate
-from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.cache import project_root, runs_folder
+from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.signatures import is_demanded
-from twinrun.foundation.terminal import say
 from twinrun.planning.project import Project
 from twinrun.protocol.models import member
 from twinrun.report.form import send
@@ -17,7 +20,6 @@ from twinrun.report.hardware import choices, prices_of, write_hardware_page
 from twinrun.report.page import write_recipe_report, write_report
 from twinrun.report.summary import selected
 from twinrun.report.tables import condition_table
-from twinrun.report.terminal import show
 from twinrun.report.words import headline, outcome
 from twinrun.results.between import judge_between
 from twinrun.results.finished_run import read_run
@@ -27,84 +29,83 @@ from twinrun.results.submission import FILE, add_submission
 
 
 def report(
-    root: Path,
-    what: str,
+    what: str | None = None,
+    /,
     *,
-    out: Path | None,
-    form: bool,
-    add: Path | None,
+    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    form: bool = False,
+    add: Path | None = None,
     crate: bool = False,
-    signed: bool = False,
-) -> None:
-    """Write the report of a run, a record or a recipe's committed records, and print its path.
+    require_signature: bool = False,
+    why: str | None = None,
+    hardware: bool = False,
+    price: str = "",
+) -> Shown:
+    """Write the report of a run, or of a recipe's committed records; send a record in, or take one.
 
     Args:
-        form: write the file with which a record is sent in instead.
-        add: a record that was sent in, to be added to the recipe's results before.
-        crate: write the RO-Crate of a run, or of a single record, instead.
-        signed: refuse what no known signer has signed; the record of `add` alone where one is added.
-
-    Raises:
-        InputError: options exclude each other, or there is no such record or recipe.
+        what: folder of a recipe or of a run, or a record; with --hardware a model, all if left out
+        out: file to write instead of report.html, submission.json with --form, or the folder of --crate
+        form: write the file with which a run is sent in, without names of hosts and folders
+        add: a file that was sent in: check it and add its record to the recipe's results
+        crate: write a folder with the run as a Workflow Run RO-Crate, MLPerf's log lines included
+        require_signature: refuse a record without a signature of a name in allowed_signers
+        why: a claim of a record: print the conditions of its verdict, and what was seen of each
+        hardware: write which hardware to choose: published, measured and predicted, by model
+        price: of a device for an hour with --hardware, for example h200=3.1,mi300x=2
     """
-    path, project = Path(what), Project(root, signed=is_demanded(root, asked=signed))
+    demand_with("--hardware", hardware, price=price)
+    one: dict[str, Any] = {"form": form, "add": add, "crate": crate, "why": why}
+    demand_without("--hardware", hardware, **one, require_signature=require_signature)
+    demand_without("--why", why is not None, form=form, add=add, crate=crate, out=out)
+    demand_without("--crate", crate, form=form, add=add)
+    demand_without("--form", form, add=add)
+    project = Project(project_root(), signed=is_demanded(project_root(), asked=require_signature))
+    if hardware:
+        page = out or runs_folder(project.root) / "hardware.html"
+        return _written(_hardware(project, what or "all", page, price=price))
+    if not what:
+        allowed = "a recipe, a run folder or a record"
+        hint = "`twinrun recipes` lists the recipes; --hardware says which hardware to choose"
+        raise InputError("WHAT is missing", place="twinrun report", allowed=allowed, hint=hint)
+    path = Path(what)
+    if why is not None:
+        return _why(read_record(path, project), why)
     of_one = path.suffix == ".json" or (path / "record.json").is_file()
-    demand_without("--crate", given=crate, form=form, add=add)
-    demand_without("--form", given=form, add=add)
     if crate and not of_one:
         raise InputError("a crate is of one run", place="--crate", found=what, allowed="a run or a record")
     if add and of_one:
         raise InputError("a record is added to a recipe", place="--add", found=what, allowed="recipes/RECIPE")
-    if crate or form or of_one:
-        _report_run(project, path, out=out, form=form, crate=crate)
-        return
-    if add:
-        added, record = add_submission(add, what, project)
-        say(f"added: {added}")
-        say(f"{headline(record)} As sent in, {record.signature}: who ran it, and on what, nobody here saw.")
-        project = Project(root)
-    say(_recipe_report(project, what, out))
-
-
-def why(root: Path, what: str, claim: str, *, signed: bool) -> None:
-    """Print the conditions of a verdict; raises InputError for a claim that the record has none of."""
-    record = read_record(Path(what), Project(root, signed=is_demanded(root, asked=signed)))
-    verdicts = {one.claim: one for one in record.verdicts}
-    if claim not in verdicts:
-        raise InputError(
-            "no such claim", place="--why", found=claim, allowed=list(verdicts), hint=closest(claim, verdicts)
-        )
-    show(condition_table(verdicts[claim]))
-    say(f"{outcome(verdicts[claim])}: {verdicts[claim].why}")
-    say(f"the record is {record.signature}", file=sys.stderr)
-
-
-def _report_run(project: Project, path: Path, *, out: Path | None, form: bool, crate: bool) -> None:
-    """Write what is asked for of one run: its page, its submission or its crate."""
+    if not (crate or form or of_one):
+        return _written(_recipe_report(project, what, add, out))
     run = read_run(path, project)
     if crate:
-        say(write_crate(out or run.folder / "crate", run))
-    elif form:
-        say(send(run, out or (path if path.is_dir() else Path()) / FILE))
-    else:
-        beside = run.folder.with_name(f"{run.folder.name}.html")
-        usual = beside if run.is_committed else run.folder / "report.html"
-        say(write_report(out or usual, run))
-        say(f"the record is {run.record.signature}", file=sys.stderr)
+        return _written(write_crate(out or run.folder / "crate", run))
+    if form:
+        return _written(send(run, out or (path if path.is_dir() else Path()) / FILE))
+    tell(f"the record is {run.record.signature}")
+    beside = run.folder.with_name(f"{run.folder.name}.html")
+    return _written(write_report(out or (beside if run.is_committed else run.folder / "report.html"), run))
 
 
-def _recipe_report(project: Project, name: str, out: Path | None) -> Path:
+def _written(file: Path) -> Shown:
+    return Shown(view=lambda: str(file), data=lambda: {"written": str(file)})
+
+
+def _recipe_report(project: Project, name: str, add: Path | None, out: Path | None) -> Path:
+    """Write the page of a recipe's committed records, to which one that was sent in may be added before."""
+    if add:
+        added, record = add_submission(add, name, project)
+        sent = f"As sent in, {record.signature}: who ran it, and on what, nobody here saw."
+        tell(f"added: {added}\n{headline(record)} {sent}")
+        project = Project(project.root)
     loaded = project.recipe(name)
-    files = project.results(loaded)
-    if not files:
-        raise InputError(
-            "no records to report",
-            place=f"{loaded.folder}/results",
-            hint="copy a record.json there, or name a run folder",
-        )
-    records = [read_record(file, project) for file in files]
+    records = [read_record(file, project) for file in project.results(loaded)]
+    if not records:
+        hint = "copy a record.json there, or name a run folder"
+        raise InputError("no records to report", place=f"{loaded.folder}/results", hint=hint)
     return write_recipe_report(
-        out or project.root / "runs" / loaded.recipe.name / "report.html",
+        out or runs_folder(project.root) / loaded.recipe.name / "report.html",
         records=records,
         recipe=loaded,
         project=project,
@@ -112,16 +113,26 @@ def _recipe_report(project: Project, name: str, out: Path | None) -> Path:
     )
 
 
-def hardware_report(root: Path, model: str, *, out: Path | None, price: str) -> None:
-    """Write which hardware to choose for a model, or for `all`, and print the path of the page."""
-    project = Project(root)
+def _why(record: Record, claim: str) -> Shown:
+    """Return the conditions of a verdict; raises InputError for a claim that the record has none of."""
+    verdicts = {one.claim: one for one in record.verdicts}
+    require_known(claim, verdicts, "no such claim", place="--why")
+    found = verdicts[claim]
+    said = f"{outcome(found)}: {found.why}\nthe record is {record.signature}"
+    return Shown(
+        view=lambda: Group(condition_table(found), said),
+        data=lambda: found.model_dump(mode="json") | {"final": found.final, "why": found.why},
+    )
+
+
+def _hardware(project: Project, model: str, page: Path, *, price: str) -> Path:
+    """Write which hardware to choose for a model, or for `all`, and return the page."""
     prices = prices_of(price, project.gpus)
-    only = None if model == "all" else model
-    if only:
-        member(model, place="invoke report --hardware")
-    page = out or root / "runs" / "hardware.html"
-    write_hardware_page(page, choices(project, committed_records(project), only=only), prices)
-    say(page)
+    if model != "all":
+        member(model, place="twinrun report --hardware")
+    found = choices(project, committed_records(project), only=None if model == "all" else model)
+    write_hardware_page(page, found, prices)
+    return page
 
 
 def committed_records(project: Project) -> list[Record]:

@@ -1,53 +1,100 @@
-"""Commands about clusters: jobs, the doctor of a site, and the cluster on this machine."""
+"""`twinrun doctor`, `cluster`, `site` and `jobs`: what a machine or a site offers, and what runs there."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+import time
 from pathlib import Path
+from typing import Annotated, Literal
 
-from twinrun.cli.console import print_json
+from cyclopts import Parameter
+from rich.console import Group
+
+from twinrun.cli.console import Shown, demand_with, demand_without, tell
 from twinrun.execution import site_description
+from twinrun.execution.batch import BatchScheduler, client_of
+from twinrun.execution.engine import log_folder
+from twinrun.execution.pending import FOLDER, Pending, all_pending
+from twinrun.execution.schedulers import load_scheduler
 from twinrun.execution.site_checks import check_site
-from twinrun.foundation.errors import InputError, TwinrunError
+from twinrun.execution.site_qualification import contradictions, qualification_file
+from twinrun.foundation.cache import SHIPPED, project_root, runs_folder
+from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.foundation.files import write_atomically
-from twinrun.foundation.terminal import say
+from twinrun.foundation.terminal import VisibleConsole, say
 from twinrun.images import local_cluster
-from twinrun.machine.checks import HostCheck
+from twinrun.machine.doctor import diagnose
 from twinrun.manifests.cluster import FILE, load_site
 from twinrun.manifests.vendor import load_gpus
+from twinrun.planning.project import Project
+from twinrun.report.terminal import diagnosis_lines
 
 
-def cluster(root: Path, what: str, *, nodes: int, mounts: Sequence[Path]) -> None:
-    """Start, list or remove the cluster on this machine, and print its nodes; raises InputError."""
-    if what == "up":
-        found = local_cluster.up(
-            root, nodes=nodes, mounts=tuple(mounts), say=lambda line: say(line, file=sys.stderr)
-        )
-    elif what == "status":
-        found = local_cluster.status()
-    elif what == "down":
-        say(f"{local_cluster.down()} containers removed")
-        return
-    else:
-        raise InputError(
-            "unknown command",
-            place="invoke cluster",
-            found=what,
-            allowed=["up", "status", "down", "describe"],
-        )
-    for node in found:
-        say(f"{node.name:12} {node.container:10} {node.slurm}")
-    if not found:
-        say("no cluster; `invoke cluster up` starts one")
-
-
-def describe(root: Path, *, site: str | None, partition: str | None) -> None:
-    """Write a first cluster.toml from what Slurm says here, or print it where there is one.
+def doctor(*, stack: str | None = None, engine: str | None = None, cluster: str | None = None) -> Shown:
+    """Check what this machine offers: GPUs, engines, disk, permissions; or that a stack or a site works.
 
     Args:
-        site: one whose `client` leads to Slurm, where this machine has none of its commands.
+        stack: run the checks of this stack instead, inside its image or environment
+        engine: where the stack's checks run: docker, venv or host; docker when its image is there
+        cluster: check this site of cluster.toml instead
     """
+    demand_without("--cluster", cluster is not None, stack=stack, engine=engine)
+    demand_with("--stack", stack is not None, engine=engine)
+    root = project_root()
+    if stack:
+        from twinrun.images.checks import run_checks
+
+        outcomes = run_checks(root, stack, engine=engine, say=tell)
+        passed = f"{stack}: {len(outcomes)} checks passed"
+        return Shown(view=lambda: passed, data=lambda: [outcome.model_dump() for outcome in outcomes])
+    found = check_site(root, load_site(root, cluster)) if cluster else diagnose(root)
+    console = VisibleConsole()
+    width = console.width if console.is_terminal else None
+    return Shown(
+        view=lambda: Group(*diagnosis_lines(found, width=width)),
+        data=lambda: found.model_dump(mode="json"),
+        code=found.exit_code,
+    )
+
+
+def cluster(
+    action: Literal["up", "status", "down", "describe"],
+    /,
+    *,
+    nodes: int = 3,
+    mount: Annotated[tuple[Path, ...], Parameter(allow_repeating=True)] = (),
+    partition: str | None = None,
+    cluster: str | None = None,
+) -> Shown:
+    """Start, list or remove a Slurm cluster of containers on this machine; or describe another one.
+
+    Args:
+        action: up, status or down; describe writes a first cluster.toml from what the scheduler says here
+        nodes: workers
+        mount: folder that nodes see beside checkout, interpreter and cache; may be given many times
+        partition: of describe: the partition; the default one when left out
+        cluster: of describe: a site whose `client` leads to the scheduler, where this machine has no commands
+    """
+    demand_with("describe", action == "describe", partition=partition, cluster=cluster)
+    if action == "describe":
+        return _described(cluster, partition)
+    if action == "down":
+        removed = local_cluster.down()
+        return Shown(view=lambda: f"{removed} containers removed", data=lambda: {"removed": removed})
+    if action == "up":
+        mounts = tuple(one.resolve() for one in mount)
+        found = local_cluster.up(project_root(), nodes=nodes, mounts=mounts, say=tell)
+    else:
+        found = local_cluster.status()
+    lines = [f"{node.name:12} {node.container:10} {node.slurm}" for node in found]
+    return Shown(
+        view=lambda: "\n".join(lines) or "no cluster; `twinrun cluster up` starts one",
+        data=lambda: [{"node": one.name, "container": one.container, "slurm": one.slurm} for one in found],
+    )
+
+
+def _described(site: str | None, partition: str | None) -> Shown:
+    """Write a first cluster.toml from what the scheduler says here, or show it where there is one."""
+    root = project_root()
     known = load_site(root, site).site if site else None
     text = site_description.describe(
         client=known.client if known else (),
@@ -55,49 +102,127 @@ def describe(root: Path, *, site: str | None, partition: str | None) -> None:
         gpus=load_gpus(root),
         scheduler=known.scheduler if known else "slurm",
     )
-    file = root / FILE
-    if file.exists() or site:
-        say(text, end="")
-        return
-    write_atomically(file, text)
-    say(f"written: {file}; `invoke doctor --cluster` holds it against the site")
+    file = (Path.cwd() if root == SHIPPED else root) / FILE
+    shown = text.rstrip("\n")
+    if not (file.exists() or site):
+        write_atomically(file, text)
+        shown = f"written: {file}; `twinrun doctor --cluster SITE` holds it against the site"
+    return Shown(view=lambda: shown, data=lambda: {"file": str(file), "text": text})
 
 
-def doctor(root: Path, site: str, *, as_json: bool, proof: bool = False) -> int:
-    """Print what is well and what is not at a site; 3 when something needed is broken."""
-    diagnosis = check_site(root, load_site(root, site))
-    if proof:
-        diagnosis = diagnosis.model_copy(update={"checks": (*diagnosis.checks, _proved(root, site))})
-    if as_json:
-        print_json(diagnosis.model_dump(mode="json"))
-        return diagnosis.exit_code
-    from twinrun.report.terminal import diagnosis_lines, show
+def site(action: Literal["qualify"], site: str, /, *, key: Path | None = None) -> Shown:
+    """Measure what a site gives its jobs, in the engine and image that runs use there; 3 where it differs.
 
-    for line in diagnosis_lines(diagnosis, width=None):
-        show(line)
-    return diagnosis.exit_code
+    Args:
+        action: qualify: one job of one node, which is cancelled, and one of two
+        site: site of cluster.toml
+        key: private key of SSH that signs what was measured
+    """
+    from twinrun.runs.qualification import qualified
 
-
-def _proved(root: Path, site: str) -> HostCheck:
-    """Run one all-reduce on two nodes of a site and say what carried it how fast."""
-    from twinrun.planning.project import Project
-    from twinrun.runs.proof import ENOUGH, prove
-
-    needed = f"{ENOUGH:.0%} of what the links can do"
-    try:
-        found = prove(Project(root), site, say=lambda line: say(line, file=sys.stderr))
-    except TwinrunError as error:
-        text = " ".join(f"{error.message}: {error.found or ''}".split())
-        return HostCheck(name="proof", status="fail", found=text, needed=needed, hint=error.hint)
-    text = f"{found.bus_gb_s:.2f} GB/s between {' and '.join(found.nodes)}, {found.transport}"
-    if found.share is None:
-        hint = "set `network_gbit_s` of the site, and the share is judged"
-        return HostCheck(name="proof", status="unknown", found=text, needed=needed, hint=hint)
-    slow = found.share < ENOUGH
-    return HostCheck(
-        name="proof",
-        status="fail" if slow else "ok",
-        found=f"{text}, {found.share:.0%} of the links",
-        needed=needed,
-        hint="see the row `network`: another transport carried it" if slow else None,
+    tell(f"{action} {site}")
+    project, declared = Project(project_root()), load_site(project_root(), site)
+    found = qualified(project, site, key=key.expanduser() if key else None, say=tell)
+    wrong = contradictions(declared.site, found, gpus=project.gpus)
+    file = qualification_file(declared)
+    facts = [
+        f"{name:18} {value}" for name, value in found.model_dump(mode="json", exclude={"faults"}).items()
+    ]
+    return Shown(
+        view=lambda: "\n".join([*facts, *(f"differs   {one}" for one in wrong), f"written: {file}"]),
+        data=lambda: found.model_dump(mode="json") | {"differs": wrong, "file": str(file)},
+        code=MachineError.exit_code if wrong else 0,
     )
+
+
+def jobs(
+    *,
+    cluster: str | None = None,
+    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    follow: str | None = None,
+    cancel: str | None = None,
+) -> Shown | None:
+    """List what detached runs wait for, or the jobs of twinrun at a site; follow one or end one.
+
+    Args:
+        cluster: site of cluster.toml, whose jobs are listed; what waits to be collected when left out
+        out: folder of the runs instead of runs/
+        follow: number of a job whose output is shown until it ends
+        cancel: number of a job to end
+    """
+    if cluster is None:
+        demand_with("--cluster", False, follow=follow, cancel=cancel)
+        return _waiting(out or runs_folder(project_root()))
+    for number in filter(None, (follow, cancel)):
+        if not number.partition(".")[0].isdecimal():
+            raise InputError("a job is named by its number", place="twinrun jobs", found=number)
+    client = client_of(load_site(project_root(), cluster))
+    if cancel:
+        client.end(cancel)
+    if follow:
+        _follow(client, follow)
+        return None
+    found = client.jobs()
+    lines = [
+        f"{job.id:>8}  {job.state:12} {job.run_seconds:6.0f} s  {job.user:12} {job.name}"
+        f"  {job.nodes or job.reason}"
+        for job in found
+    ]
+    return Shown(
+        view=lambda: "\n".join(lines) or f"no jobs of twinrun at {cluster}",
+        data=lambda: [one.model_dump(mode="json") for one in found],
+    )
+
+
+def pending(run: Path) -> Shown:
+    """Return what a detached run has submitted, and how it is collected."""
+    found = all_pending(run)
+    lines = [f"{one.handle:>8}  {one.site:12} {one.point}" for one in found]
+    how = f"submitted from {run}; `twinrun jobs` shows them, the same command with --resume collects them"
+    data = {"run": str(run), "jobs": [one.model_dump() for one in found]}
+    return Shown(view=lambda: "\n".join([*lines, how]), data=lambda: data)
+
+
+def _waiting(folder: Path) -> Shown:
+    """Return what runs below a folder have submitted and not collected."""
+    runs = sorted({file.parent.parent for file in folder.glob(f"*/*/{FOLDER}/*.json")})
+    found = [(run, one, _state(run, one)) for run in runs for one in all_pending(run)]
+    lines = [f"{one.handle:>8}  {one.site:12} {state:34} {one.point}  {run}" for run, one, state in found]
+    none = f"no job of a run in {folder} waits to be collected; --cluster SITE lists those of a site"
+    return Shown(
+        view=lambda: "\n".join(lines) or none,
+        data=lambda: [{"run": str(run), "state": state, **one.model_dump()} for run, one, state in found],
+    )
+
+
+def _state(run: Path, one: Pending) -> str:
+    """Return in words whether a job has ended."""
+    try:
+        scheduler = load_scheduler(one.scheduler, site=load_site(project_root(), one.site))
+        submission = scheduler.adopt(one.handle, point=one.point, logs=log_folder(run, one.point))
+        status = submission.poll()
+    except (InputError, MachineError) as error:
+        return f"not known: {error.message}"
+    except (RunError, RunInterruptedError) as error:
+        return f"ended: {error.message}"
+    if status is None:
+        return f"runs on {submission.nodes[0]}" if submission.nodes else "waits for nodes"
+    return "ended, --resume collects it"
+
+
+def _follow(client: BatchScheduler, number: str) -> None:
+    """Show what a job prints until it ends; raises RunError where the job is not known."""
+    shown: dict[Path, int] = {}
+    while (state := client.state(number)) is not None:
+        # Beside what the script prints lies what each node prints.
+        for file in sorted(Path(state.output).parent.glob("launcher*.log")):
+            text = file.read_text(encoding="utf-8", errors="replace")
+            say(text[shown.get(file, 0) :], end="")
+            shown[file] = len(text)
+        if state.ended:
+            say(f"{state.id} {state.state}")
+            return
+        time.sleep(client.site.site.poll_seconds)
+    if not shown:
+        raise RunError(f"{client.title} does not know this job", place="twinrun jobs", found=number)
+    say(f"{number} has ended")

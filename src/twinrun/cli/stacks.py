@@ -1,39 +1,60 @@
-"""Commands about stacks and machines: build, lock, doctor, and the schemas of their manifests."""
+"""`twinrun build` and `twinrun lock`: the image of a stack, and its pins."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Literal
 
-from twinrun.cli.console import demand_with, print_json
-from twinrun.foundation.errors import InputError, RunInterruptedError
-from twinrun.foundation.terminal import say
+from cyclopts import Parameter
 
-if TYPE_CHECKING:
-    from twinrun.images.lock import PinFinding
+from twinrun.cli.console import Shown, tell
+from twinrun.foundation.cache import project_root
+from twinrun.foundation.errors import RunInterruptedError
+from twinrun.images.buildkit import BuildProgress
+from twinrun.images.command import BuildRequest, plan_lines, plan_request, result_table, run_build
+from twinrun.images.lock import check as check_locks
+from twinrun.images.lock import exit_code, refresh, stack_names
+from twinrun.runs.preconditions import demand_room
 
 
-def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -> None:
-    """Build the image of a stack and print its layers and ID; with `dry` the plan alone.
+def build(
+    *,
+    stack: str | None = None,
+    vendor: str | None = None,
+    dry: Annotated[bool, Parameter(alias="-n")] = False,
+    pull: str | None = None,
+    push: str | None = None,
+    sign: str | None = None,
+    save: Path | None = None,
+    base: Path | None = None,
+    wheelhouse: Path | None = None,
+    index: str | None = None,
+    allow_unverified: bool = False,
+) -> Shown:
+    """Build the image of a stack from its locks.
 
-    Raises:
-        RunInterruptedError: Ctrl-C; the engine keeps the steps that ended.
+    Args:
+        stack: folder of images/stacks
+        vendor: folder of images/vendors; alone it means the stack that the recipes use there
+        dry: print the plan and stop; with --json all of it
+        pull: repository@sha256:DIGEST of a registry to take the image from instead
+        push: repository of a registry to push the image to; oras attaches SBOM and provenance
+        sign: cosign's key that signs what is pushed
+        save: FILE.tar to write the image to, or a folder for it and all that a build needs
+        base: tar of the locked root file system, where mmdebstrap cannot make it
+        wheelhouse: folder with all packages; nothing is downloaded then
+        index: URL of the framework's own package index; $TWINRUN_INDEX when left out
+        allow_unverified: accept pins that nobody could verify
     """
-    from twinrun.images.buildkit import BuildProgress
-    from twinrun.images.command import BuildRequest, plan_lines, plan_request, result_table, run_build
-    from twinrun.report.terminal import show
-    from twinrun.runs.preconditions import demand_room
-
-    request = BuildRequest(**options)
+    given = {name: value for name, value in locals().items() if name in BuildRequest.model_fields}
+    paths = {name: value.absolute() for name, value in given.items() if isinstance(value, Path)}
+    root, request = project_root(), BuildRequest(**given | paths)
     plan = plan_request(root, request)
     if request.save:
         folder = request.save.parent if request.save.suffix == ".tar" else request.save
         demand_room(folder, 0, option="--save")
     if dry:
-        print_json(plan.summary()) if as_json else say("\n".join(plan_lines(plan)))
-        return
+        return Shown(view=lambda: "\n".join(plan_lines(plan)), data=plan.summary)
     with BuildProgress() as progress:
         for line in plan_lines(plan):
             progress.say(line)
@@ -42,95 +63,42 @@ def build(root: Path, options: Mapping[str, Any], *, dry: bool, as_json: bool) -
         except KeyboardInterrupt:
             hint = "the same command goes on after the last step that ended"
             raise RunInterruptedError("stopped", place=plan.image, hint=hint) from None
-    if as_json:
-        print_json(result.model_dump(mode="json"))
-    else:
-        show(result_table(result))
+    return Shown(view=lambda: result_table(result), data=lambda: result.model_dump(mode="json"))
 
 
 def lock(
-    root: Path, stack: str, *, index: str | None, upgrade: bool, only: Sequence[str], check: bool
-) -> int:
-    """Refresh the locks of `stack`, or of all when empty; with `check` print findings and write nothing."""
-    from twinrun.images.lock import check as check_locks
-    from twinrun.images.lock import exit_code, refresh, stack_names
-
-    def tell(line: str) -> None:
-        say(line, file=sys.stderr, flush=True)
-
-    findings: list[PinFinding] = []
-    for name in stack_names(root, stack or None):
-        if check:
-            found = check_locks(root, name, index=index, only=only, say=tell)
-            findings += found
-            lines = [f"{name}: {len(found) or 'no'} findings", *map(str, found)]
-        else:
-            changes = refresh(root, name, index=index, upgrade=upgrade, only=only, say=tell)
-            changed = (f"{change.lock}: {change}" for change in changes)
-            lines = [f"{name}: {len(changes) or 'nothing'} changed", *changed]
-        say("\n  ".join(lines))
-    return exit_code(findings)
-
-
-def doctor(
-    root: Path,
     *,
-    as_json: bool,
-    stack: str | None,
-    engine: str | None,
-    cluster: str | None = None,
-    proof: bool = False,
-) -> int:
-    """Print what this machine, or a site, offers; 3 when something needed is broken.
+    stack: str | None = None,
+    index: str | None = None,
+    upgrade: bool = False,
+    only: Annotated[tuple[Literal["python", "system"], ...], Parameter(allow_repeating=True)] = (),
+    check: bool = False,
+) -> Shown:
+    """Resolve every pin of stacks: packages to hashes, the root file system made of them to a digest.
 
     Args:
-        stack: run the checks of this stack instead.
-
-    Raises:
-        InputError: options exclude each other, or there is no such stack or site.
+        stack: one stack; all when left out
+        index: URL of the framework's own package index; $TWINRUN_INDEX when left out
+        upgrade: let packages move that nothing pins
+        only: python or system; may be given many times
+        check: write nothing; exit 1 when a pin is stale or gone from its origin
     """
-    if cluster:
-        from twinrun.cli import sites
-
-        return sites.doctor(root, cluster, as_json=as_json, proof=proof)
-    demand_with("--cluster", False, proof=proof)
-    if stack:
-        return _check_stack(root, stack, engine=engine, as_json=as_json)
-    if engine:
-        hint = "add --stack STACK, or leave --engine out: without a stack every engine is looked for"
-        raise InputError(
-            "only the checks of a stack have an engine", place="--engine", found=engine, hint=hint
+    root = project_root()
+    names = stack_names(root, stack)
+    if check:
+        found = {one: check_locks(root, one, index=index, only=only, say=tell) for one in names}
+        rows, code = (
+            {one: list(map(str, all_)) for one, all_ in found.items()},
+            exit_code([one for several in found.values() for one in several]),
         )
-    from twinrun.foundation.terminal import VisibleConsole
-    from twinrun.machine.doctor import diagnose
-    from twinrun.report.terminal import diagnosis_lines
-
-    diagnosis = diagnose(root)
-    if as_json:
-        print_json(diagnosis.model_dump(mode="json"))
-        return diagnosis.exit_code
-    console = VisibleConsole()
-    for line in diagnosis_lines(diagnosis, width=console.width if console.is_terminal else None):
-        console.print(line, soft_wrap=True)
-    return diagnosis.exit_code
-
-
-def _check_stack(root: Path, stack: str, *, engine: str | None, as_json: bool) -> int:
-    """Run the checks of a stack, telling each as it ends."""
-    from twinrun.images.checks import run_checks
-
-    def tell(line: str) -> None:
-        say(line, file=sys.stderr if as_json else sys.stdout, flush=True)
-
-    outcomes = run_checks(root, stack, engine=engine, say=tell)
-    if as_json:
-        print_json([outcome.model_dump() for outcome in outcomes])
-    return 0
-
-
-def schemas(root: Path) -> None:
-    """Write the JSON Schemas of the manifests and print their paths."""
-    from twinrun.cli.schemas import write_schemas
-
-    for path in write_schemas(root):
-        say(path.relative_to(root))
+    else:
+        changed = {
+            one: refresh(root, one, index=index, upgrade=upgrade, only=only, say=tell) for one in names
+        }
+        rows, code = {one: [f"{it.lock}: {it}" for it in all_] for one, all_ in changed.items()}, 0
+    none, many = ("no findings", "findings") if check else ("nothing changed", "changed")
+    lines = [
+        "\n  ".join([f"{one}: {f'{len(all_)} {many}' if all_ else none}", *all_])
+        for one, all_ in rows.items()
+    ]
+    return Shown(view=lambda: "\n".join(lines), data=lambda: rows, code=code)

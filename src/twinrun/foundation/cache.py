@@ -1,4 +1,4 @@
-"""Where things that can be made again are kept between runs."""
+"""Where the project lies, where runs go, and where things that can be made again are kept between them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 from twinrun.foundation.errors import MachineError
 
+# Recipes, stacks and sources of an installed wheel.
+SHIPPED = Path(__file__).parents[1] / "checkout"
 COMPLETE = "sealed"
 """File that is written last into an environment, with what each of its entries must be."""
 
@@ -23,6 +25,28 @@ def cache_root() -> Path:
         return Path(own or f"{shared or '~/.cache'}/twinrun").expanduser().absolute()
     except RuntimeError:
         raise MachineError("this user has no home folder", place="HOME", hint="set TWINRUN_CACHE") from None
+
+
+def project_root() -> Path:
+    """Return the checkout that this process works in, else the one that this package is part of or ships."""
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        if (folder / "images" / "gpus.toml").is_file() and (folder / "recipes").is_dir():
+            return folder
+    return SHIPPED if SHIPPED.is_dir() else SHIPPED.parents[2]
+
+
+def runs_folder(root: Path) -> Path:
+    """Return where runs go: `runs` of a checkout.
+
+    What a wheel ships is no place to write: there it is `runs` of the working folder, or
+    $XDG_STATE_HOME/twinrun/runs where the working folder is closed.
+    """
+    if root != SHIPPED:
+        return root / "runs"
+    own = Path("runs").absolute()
+    if os.access(own if own.is_dir() else own.parent, os.W_OK | os.X_OK):
+        return own
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "twinrun" / "runs"
 
 
 def environment_folder(stack: str, lock_sha256: str) -> Path:

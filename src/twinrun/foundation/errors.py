@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from twinrun.foundation.text import visible
 
@@ -76,11 +76,19 @@ class RunInterruptedError(TwinrunError):
     exit_code = 5
 
 
-def require_known(name: str, known: Iterable[str], message: str, *, place: str) -> None:
-    """Raise InputError where `name` is none of `known`; it names all of them and the nearest."""
+def require_known(
+    name: str, known: Iterable[str], message: str, *, place: str, also: Mapping[str, str] | None = None
+) -> None:
+    """Raise InputError where `name` is none of `known`; it names all of them and the nearest.
+
+    Args:
+        also: what others call some of them, in small letters.
+    """
     names = list(known)
     if name not in names:
-        raise InputError(message, place=place, found=name, allowed=names, hint=closest(name, names))
+        raise InputError(
+            message, place=place, found=name, allowed=names, hint=closest(name, names, also=also)
+        )
 
 
 def require_equal(
@@ -97,22 +105,64 @@ def require_equal(
         raise error(message, place=place, found=found, allowed=allowed, hint=hint)
 
 
-def closest(word: str, choices: Iterable[str]) -> str | None:
-    """Return a hint naming the choice nearest to `word`, if one is near."""
-    names = list(choices)
-    near = [name for name in names if _abbreviates(word, name)] or _begins(word, names)
-    near = near or difflib.get_close_matches(word, names, n=1)
-    return f"did you mean `{near[0]}`?" if near else None
+# What other programs call a setting.
+_ELSEWHERE = {
+    "batch_size": "global_batch",
+    "global_batch_size": "global_batch",
+    "train_batch_size": "global_batch",
+    "gbs": "global_batch",
+    "micro_batch_size": "microbatch",
+    "per_device_train_batch_size": "microbatch",
+    "mbs": "microbatch",
+    "context_length": "sequence",
+    "max_seq_len": "sequence",
+    "seq_len": "sequence",
+    "seq_length": "sequence",
+    "max_steps": "steps",
+    "num_steps": "steps",
+    "train_iters": "steps",
+    "model_name": "model",
+    "dataset": "data",
+    "dtype": "precision",
+    "gradient_checkpointing": "activation_checkpointing",
+    "gpus": "devices",
+    "ngpus": "devices",
+    "num_gpus": "devices",
+    "nnodes": "nodes",
+    "num_nodes": "nodes",
+    "wd": "optimizer.weight_decay",
+}
 
 
-def _begins(word: str, names: list[str]) -> list[str]:
+def elsewhere(word: str) -> str | None:
+    """Return our name of a setting that we or another program call `word`; None for another word."""
+    low = word.lower()
+    return low if low in _ELSEWHERE.values() else _ELSEWHERE.get(low)
+
+
+def closest(word: str, choices: Iterable[str], *, also: Mapping[str, str] | None = None) -> str | None:
+    """Return a hint naming the choice nearest to `word`, whatever its case, if one is near.
+
+    Args:
+        also: what others call some of the choices, in small letters.
+    """
+    names = {name.lower(): name for name in choices}
+    low = word.lower()
+    told = [(also or {}).get(low), elsewhere(low)]
+    near = [name for name in (low, *told) if name and name.lower() in names]
+    near = near or [name for name in names if _abbreviates(low, name)] or _begins(low, names)
+    near = near or difflib.get_close_matches(low, names, n=1)
+    return f"did you mean `{names[near[0].lower()]}`?" if near else None
+
+
+def _begins(word: str, names: Iterable[str]) -> list[str]:
     """Return the names of which `word` is the first part, as `h100` is of `h100-80gb`."""
     return [name for name in names if re.match(rf"{re.escape(word)}[-_.]", name)] if word else []
 
 
 def _abbreviates(word: str, name: str) -> bool:
-    """Say whether `word` has the initials of `name`, part by part, as `lr` has of `learning_rate`."""
-    short, long = word.lower().split("."), name.lower().split(".")
+    """Say whether `word` has the initials of `name`, as `lr` has of `optimizer.learning_rate`."""
+    short, long = word.split("."), name.split(".")[-word.count(".") - 1 :]
     if len(short) != len(long) or short == long:
         return False
     pairs = zip(short, long, strict=True)

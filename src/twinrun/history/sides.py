@@ -113,6 +113,8 @@ def _packages(text: str, place: str) -> Packages:
     found: Packages = {}
     for pin, hashes in parse_python_lock(text, place=place).items():
         found.setdefault(normalise(pin.partition("==")[0]), {})[pin] = hashes
+    if not found:
+        raise InputError("no package is locked there", place=place, found="no pin", allowed="a hashed lock")
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from twinrun.foundation.errors import InputError, require_known
+from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.tracked import tracked_files
 from twinrun.images.artifacts import Artifact, build_tool_artifacts, deb_artifact, wheel_artifacts
@@ -15,7 +15,7 @@ from twinrun.manifests.attestation import Attestation
 from twinrun.manifests.image_identity import rfc3339
 from twinrun.manifests.packages import AlternativePin
 from twinrun.manifests.stack import DOCKERFILE, INPUTS_LABEL, LoadedStack, find_stacks, load_stack
-from twinrun.manifests.vendor import load_vendors
+from twinrun.manifests.vendor import load_vendors, require_vendor
 
 CONTEXT = "{context}"
 
@@ -163,7 +163,7 @@ def choose_stack(root: Path, vendor: str | None, stack: str | None) -> LoadedSta
         hint = f"or --vendor, for the stack that the recipes use: {', '.join(sorted(load_vendors(root)))}"
         raise InputError("which stack?", place="--stack", allowed=_with_image(root), hint=hint)
     if vendor:
-        require_known(vendor, load_vendors(root), "unknown vendor", place="--vendor")
+        require_vendor(vendor, load_vendors(root))
     loaded = load_stack(root, stack) if stack else _recipes_stack(root, str(vendor))
     if vendor and loaded.stack.vendor != vendor:
         raise InputError(

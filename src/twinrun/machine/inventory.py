@@ -8,9 +8,9 @@ import platform
 import re
 from pathlib import Path
 
-from twinrun.foundation.errors import InputError, MachineError, require_known
+from twinrun.foundation.errors import InputError, MachineError
 from twinrun.machine.devices import discover
-from twinrun.manifests.vendor import Vendor, load_gpus, load_vendors
+from twinrun.manifests.vendor import Vendor, load_gpus, load_vendors, require_vendor
 from twinrun.protocol.machine import Device, Machine
 
 
@@ -23,7 +23,7 @@ def detect(root: Path, *, vendor: str | None = None) -> Machine:
     """
     vendors, gpus = load_vendors(root), load_gpus(root)
     if vendor is not None:
-        require_known(vendor, vendors, "unknown vendor", place="--vendor")
+        require_vendor(vendor, vendors)
     own = _processor(root, vendors)
     if vendor == own:
         return _machine(own, (), "none asked")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from twinrun.foundation.errors import InputError, require_equal
+from twinrun.foundation.errors import InputError, require_equal, require_known
 from twinrun.foundation.manifest import Frozen, load_toml
 from twinrun.protocol.power import PowerSensors
 
@@ -146,7 +147,7 @@ class ContainerAccess(Frozen):
     """Device driver of the container engine, asked for all devices."""
     capabilities: tuple[str, ...] = ()
     resource: str | None = None
-    """Kind of the devices as the container device interface names them, for Podman."""
+    """Name under which Kubernetes counts the devices of a node."""
     apptainer: tuple[str, ...] = ()
     """Options with which Apptainer passes the devices on."""
     enroot: dict[str, str] = Field(default_factory=dict)
@@ -227,6 +228,13 @@ def load_vendors(root: Path) -> dict[str, Vendor]:
         vendors[name] = load_toml(path, Vendor)
         require_equal(vendors[name].name, name, "the name is not the folder's", place=f"{path}:name")
     return vendors
+
+
+def require_vendor(name: str, vendors: Mapping[str, Vendor]) -> None:
+    """Raise InputError for an unknown vendor; a word of a title, as of its maker, leads to the vendor."""
+    titles = {one.name: one.title.lower().replace(",", " ") for one in vendors.values()}
+    also = {word: vendor for vendor, title in titles.items() for word in title.split()}
+    require_known(name, vendors, "unknown vendor", place="--vendor", also=also)
 
 
 def _vendor_folders(root: Path) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""One all-reduce over two nodes: what `invoke doctor --cluster SITE --proof` measures."""
+"""One all-reduce over two nodes: what `twinrun site qualify` measures."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from twinrun.execution.environment import demand_packages
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.text import size
+from twinrun.machine.checks import demand_device_files
 from twinrun.machine.memory import processor_memory
 from twinrun.planning.project import Project
 from twinrun.runs.data import demand_documents, demand_fetched
@@ -54,6 +55,20 @@ def demand_ready(project: Project, selection: Selection, *, out: Path) -> None:
         # A container has an interface of its own.
         if not selection.engine.RUNS_IMAGES:
             demand_loopback()
+
+
+def demand_devices(selection: Selection) -> None:
+    """Raise MachineError where ranks on this machine could not open its GPUs."""
+    if selection.site is None:
+        devices, grouped = selection.machine.devices, selection.engine.ADDS_GROUPS
+        demand_device_files(selection.vendor, devices, grouped=grouped)
+
+
+def demand_site(selection: Selection, *, detach: bool) -> None:
+    """Raise InputError where a run without a site is to go on after its command."""
+    if detach and selection.site is None:
+        hint = "add --cluster SITE; on this machine a run ends with the command that started it"
+        raise InputError("nothing would go on with the run", place="--detach", found="no site", hint=hint)
 
 
 def demand_interpreter(project: Project, selection: Selection, engine: Engine) -> None:

@@ -18,7 +18,7 @@ from twinrun.machine.inventory import detect, processor
 from twinrun.manifests.cluster import LoadedSite, load_site
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.stack import LoadedStack
-from twinrun.manifests.vendor import Gpu, Vendor
+from twinrun.manifests.vendor import Gpu, Vendor, require_vendor
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
 from twinrun.protocol.job import Checkpointing
@@ -29,6 +29,8 @@ from twinrun.workloads.sweep import refuse
 from twinrun.workloads.workload import Choice, Hardware, PlanDescription, Workload
 
 LAUNCHER, SCHEDULER = "torchrun", "local"
+# Why a choice is what the user typed.
+ASKED = "asked for"
 # Seconds before the first point: where interpreters have compiled nothing yet, every file is read for the
 # first time and the data are prepared. Of 50 records of trainings on H100s and H200s, 49 took the estimate
 # with one of the two within 25 % (tests/workloads/test_estimates.py).
@@ -190,7 +192,7 @@ def _site(root: Path, name: str) -> LoadedSite:
 def _at_site(project: Project, request: Request, site: LoadedSite) -> tuple[Machine, Choice]:
     """Return this machine, which only submits, and the vendor of the site."""
     vendor = site.site.vendor
-    require_known(vendor, project.vendors, "unknown vendor", place="--vendor")
+    require_vendor(vendor, project.vendors)
     if request.vendor not in (None, vendor):
         raise InputError(
             "the site is of another vendor", place="--vendor", found=request.vendor, allowed=vendor
@@ -262,7 +264,7 @@ def _machine(project: Project, request: Request, loaded: LoadedRecipe) -> tuple[
         )
     asked = Choice(name="vendor", value=request.vendor, because=_why(request.vendor))
     if only_a_plan:
-        require_known(request.vendor, project.vendors, "unknown vendor", place="--vendor")
+        require_vendor(request.vendor, project.vendors)
         return detect(root), asked
     return detect(root, vendor=request.vendor), asked
 
@@ -393,7 +395,7 @@ def _seen(machine: Machine) -> str:
 
 
 def _why(asked: str | None) -> str:
-    return "asked for" if asked else "default when no --cluster is given"
+    return ASKED if asked else "default when no --cluster is given"
 
 
 def stack_for_run(
@@ -456,7 +458,7 @@ def _fitting(project: Project, loaded: LoadedRecipe, vendor: str, machine: Machi
 
 def _reason(loaded: LoadedRecipe, stack: LoadedStack, *, asked: str | None, root: Path) -> Choice:
     vendor, name = stack.stack.vendor, stack.stack.name
-    because = "asked for" if asked else f"the recipe's current stack for {vendor}"
+    because = ASKED if asked else f"the recipe's current stack for {vendor}"
     if not asked and name != (current := loaded.recipe.stacks.current[vendor]):
         because = f"{current} is not built for this GPU"
     if attested := stack.attested(root):

@@ -86,6 +86,10 @@ def _asked(overrides: dict[str, Any]) -> tuple[str | None, tuple[int, ...]]:
         if not numbers or len(numbers) < len(items) or min(numbers) < 1:
             allowed = "for example 1,2,4"
             raise InputError(f"expected counts of {key}", place=f"--set {key}", found=value, allowed=allowed)
+        if len(set(numbers)) < len(numbers):
+            raise InputError(
+                "a count is given twice", place=f"--set {key}", found=value, hint="name each once"
+            )
         return key, tuple(sorted(set(numbers)))
     return None, ()
 

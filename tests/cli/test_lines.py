@@ -2,79 +2,32 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import os
 import re
 import resource
 import shutil
+import signal
+import stat
 import subprocess
-from collections.abc import Callable, Mapping
+import sys
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 import pytest
 
-from tests.commands import ROOT, invoke, invoke_anew, slowness
-from tests.records import training_record
+from tests.cli.bad_lines import lines, places
+from tests.cli.refusals import RECIPE, error_message, files_of, refused, replace, with_manifests
+from tests.commands import ROOT, environment, invoke, invoke_anew, slowness
+from twinrun import __version__
 from twinrun.machine.inventory import detect
-from twinrun.results.record import content_digest
 
-RECIPE = "recipes/mpt7b-scaling"
 LAYOUTS = "recipes/deepspeed-pretrain"
 # The second line of its manifest.
 NAME = 'name = "mpt7b-scaling"\n'
 # A port that the system keeps unused: whoever asks there is refused at once.
 CLOSED = "http://127.0.0.1:9"
-
-
-def copied_project(folder: Path) -> Path:
-    """Return a copy of what commands read of the project, without records and earlier runs.
-
-    The package keeps its bytecode: Invoke has none written, so every command would compile it again.
-    """
-    # Another worker may be writing its own.
-    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.json", "*.pyc.*"))
-    return with_manifests(folder)
-
-
-def with_manifests(folder: Path) -> Path:
-    """Return `folder` with a copy of what commands read of the project but the package and the kernels."""
-    for part in ("recipes", "images"):
-        unwanted = shutil.ignore_patterns("*.json", "__pycache__", "tests", "csrc")
-        shutil.copytree(ROOT / part, folder / part, ignore=unwanted)
-    shutil.copy(ROOT / "tasks.py", folder)
-    return folder
-
-
-def files_of(root: Path) -> dict[str, int]:
-    """Return every file and folder below `root` with the time of its last change."""
-    return {str(path): path.stat().st_mtime_ns for path in root.rglob("*")}
-
-
-def error_message(done: subprocess.CompletedProcess[str], code: int) -> str:
-    """Return the message of a command that ended with `code`, after checking its form."""
-    assert done.returncode == code, done.stderr
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
-    _, start, message = f"\n{done.stderr}".partition("\nerror: ")
-    assert start, done.stderr
-    assert "\nerror: " not in message
-    return re.sub(r"\s+", " ", f"error: {message}")
-
-
-def refused(root: Path, *arguments: str, code: int = 2) -> str:
-    """Run a command that must change no file, and return its message."""
-    before = files_of(root)
-    message = error_message(invoke(root, *arguments), code)
-    assert files_of(root) == before
-    return message
-
-
-def replace(path: Path, old: str, new: str) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert text.count(old) >= 1
-    path.write_text(text.replace(old, new, 1), encoding="utf-8")
 
 
 @pytest.fixture
@@ -91,7 +44,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # Whatever this machine has: without the choice of an engine a daemon would be asked.
 HOST = ("--vendor", "cpu", "--engine", "host")
-# Words after `invoke run`, to which `HOST` is added, and parts of the one message.
+# Words after `twinrun run`, to which `HOST` is added, and parts of the one message.
 OPTIONS: list[tuple[list[str], list[str]]] = [
     (["recipes/mpt7b-scalign"], ["unknown recipe", "mpt7b-scalign", "allowed:", "mpt7b-scaling`?"]),
     ([RECIPE, "--vendor", "cudaa"], ["--vendor", "cudaa", "cpu, cuda, rocm", "did you mean `cuda`?"]),
@@ -124,6 +77,10 @@ OPTIONS: list[tuple[list[str], list[str]]] = [
     ),
     ([LAYOUTS, "--set", "microbatch=3"], ["layouts.ddp.microbatch", "a divisor of 8", "found: 3"]),
     ([RECIPE, "--resume"], ["no unfinished run of this plan", "hint: leave --resume out"]),
+    ([RECIPE, "--vendor", "AMD"], ["--vendor: unknown vendor found: AMD", "did you mean `rocm`?"]),
+    ([RECIPE, "--set", "lr=1"], ["--set lr: no such field", "did you mean `optimizer.learning_rate`?"]),
+    ([RECIPE, "--set", "batch_size=8"], ["did you mean `global_batch`?"]),
+    ([RECIPE, "--set", "devices=1,1"], ["--set devices: a count is given twice found: 1,1"]),
     ([RECIPE, "--stack", "cuda12.6-torch2.7"], ["is for cuda", "hint: add --vendor cuda"]),
 ]
 
@@ -133,47 +90,37 @@ def _further(options: list[str]) -> list[str]:
     return [*([] if "--vendor" in options else HOST[:2]), *([] if "--engine" in options else HOST[2:])]
 
 
-# Words after `invoke`, for every command.
+# Words after `twinrun`, for every command.
 LINES: list[tuple[list[str], list[str]]] = [
-    (["rnu"], ["invoke: unknown command found: rnu", "did you mean `run`?"]),
-    (["run"], ["invoke run: RECIPE is missing", "`invoke run --help`"]),
-    (["compare", "a.json"], ["invoke compare: B is missing allowed: invoke compare A B"]),
-    (["checkpoint"], ["ACTION and PLACE are missing"]),
-    (["report", "--price", "h200=3"], ["invoke report: WHAT is missing"]),
+    (["rnu"], ["twinrun: unknown command found: rnu", "did you mean `run`?"]),
+    (["RUN", RECIPE], ["unknown command found: RUN", "did you mean `run`?"]),
+    (["run"], ["twinrun run: RECIPE is missing allowed: twinrun run RECIPE", "`twinrun run --help`"]),
+    (["compare", "a.json"], ["twinrun compare: B is missing allowed: twinrun compare A B"]),
+    (["checkpoint"], ["twinrun checkpoint: ACTION is missing allowed: twinrun checkpoint ACTION PLACE"]),
+    (["checkpoint", "verfy", "x"], ["ACTION: unknown action found: verfy", "did you mean `verify`?"]),
+    (["report", "--price", "h200=3"], ["--price: only with --hardware"]),
+    (["report"], ["twinrun report: WHAT is missing allowed: a recipe, a run folder or a record"]),
     (["report", "--hardware", "--price", "h200=0"], ["--price h200: expected a price found: 0"]),
+    (["report", "--hardware", "lama-8b"], ["found: lama-8b", "did you mean `llama-8b`?"]),
+    (["predict", "mpt-7b"], ["twinrun predict: --gpu is missing allowed: rows of images/gpus.toml"]),
+    (["predict", "mpt-7b", "--gpu", "MI300X"], ["--gpu: no such GPU found: MI300X", "mean `mi300x`?"]),
+    (["predict", "mpt-7b", "--gpu="], ["--gpu: this option needs a value found: nothing"]),
     (["run", RECIPE, "report"], ["one word too many found: report"]),
-    (["run", RECIPE, "recipes"], ["one word too many found: recipes"]),
-    (["run", RECIPE, "more"], ["one word too many found: more"]),
-    (
-        ["run", RECIPE, "--stepz", "3"],
-        ["invoke run: no such option found: --stepz allowed: --checkpoint,"],
-    ),
+    (["run", RECIPE, "--stepz", "3"], ["no such option found: --stepz allowed: --checkpoint,"]),
+    (["run", RECIPE, "--batch-size", "8"], ["no such option", "it is set by `--set global_batch=...`"]),
     (["run", "--recipe", RECIPE], ["no such option found: --recipe"]),
     (["run", RECIPE, "--scael", "node"], ["did you mean `--scale`?"]),
     (["run", RECIPE, "-e", "venv"], ["no such option found: -e"]),
     (["run", RECIPE, "--engine"], ["--engine: this option needs a value found: nothing"]),
-    (["run", RECIPE, "--engine", "--dry"], ["--engine: this option needs a value found: --dry"]),
+    (["run", RECIPE, "--engine", "--dry"], ["--engine: this option needs a value found: nothing"]),
     (["run", RECIPE, "--engine="], ["--engine: this option needs a value"]),
     (["run", RECIPE, "--set"], ["--set: this option needs a value", "allowed: key=value"]),
-    (["run", RECIPE, "--set", ""], ["--set: this option needs a value"]),
-    (["run", RECIPE, "--dry=yes"], ["--dry: this option takes no value found: --dry=yes"]),
     (["run", RECIPE, "--dry", "--dry"], ["--dry: given twice"]),
     (["run", RECIPE, "--scale", "smoke", "--scale=node"], ["--scale: given twice"]),
-    (["run", RECIPE, "--dry", "--", "more"], ["no command takes words after `--` found: more"]),
-    (["--dry", "run", RECIPE], ["invoke --dry: this option does nothing here", "invoke COMMAND --dry"]),
-    (["--echo", "run", RECIPE], ["invoke --echo: this option does nothing here"]),
-    (["--help=rnu"], ["invoke --help: unknown command found: rnu"]),
-    (["--list=run"], ["invoke --list: all commands are listed found: run"]),
-    (["--list", "--list-format=table"], ["--list-format: unknown format"]),
-    (
-        ["cluster", "up", "--nodes", "three"],
-        ["--nodes: not a whole number found: three allowed: a whole number"],
-    ),
-    (["checkpoint", "verify", "nowhere", "--step", "three"], ["--step: not a whole number found: three"]),
-    (
-        ["data", "c4", "--files", "three"],
-        ["--files: not a whole number found: three allowed: a whole number"],
-    ),
+    (["run", RECIPE, "--dry", "--", "more"], ["one word too many found: more"]),
+    (["--dry", "run", RECIPE], ["twinrun: unknown command found: --dry"]),
+    (["cluster", "up", "--nodes", "three"], ["--nodes: not a whole number found: three allowed: a whole"]),
+    (["checkpoint", "verify", "nowhere", "--step", "1.5"], ["--step: not a whole number found: 1.5"]),
     (["compare", "a", "b", "--margin", "1"], ["--margin: only with --scores found: no --scores hint: add"]),
     (["compare", "a", "b", "--scores", "--claims"], ["--scores: options exclude each other found: --claims"]),
     (["parity", "a", "b", "--trace", "--bound", "1"], ["--trace: options exclude each other found: --bound"]),
@@ -182,9 +129,10 @@ LINES: list[tuple[list[str], list[str]]] = [
         ["parity", "a", "b", "--bound", "2"],
         ["--bound: no share found: 2.0 allowed: more than 0, less than 1"],
     ),
+    (["bisect", RECIPE, "--bad", "cpu"], ["twinrun bisect: --good is missing allowed: the end before"]),
+    (["bisect", RECIPE, "--good", "EMPTY", "--bad", "cpu", "--dry"], ["--good: no stack, lock or record"]),
     (["report", RECIPE, "--form", "--add", "x"], ["--form: options exclude each other found: --add"]),
     (["report", RECIPE], [f"{RECIPE}/results: no records to report", "hint: copy a record.json there"]),
-    (["report", "recipes/mpt7b-scalign"], ["did you mean"]),
     *((["run", *options, *_further(options)], parts) for options, parts in OPTIONS),
 ]
 
@@ -194,6 +142,116 @@ def test_a_line_is_refused(untouched: Path, words: list[str], parts: list[str]) 
     message = refused(untouched, *words)
     for part in parts:
         assert part in message
+
+
+# What makes a file of the system wait for ever is ended.
+BUSY_SECONDS, PATIENCE_SECONDS, MEMORY_BYTES = 10, 100, 6 << 30
+
+
+@pytest.fixture
+def limits() -> Iterator[None]:
+    """Bound the time and the memory of what a test reads: some of it has no end."""
+
+    def late(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGALRM, late)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+    signal.signal(signal.SIGALRM, handler)
+
+
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.nightly)])
+def test_wrong_lines_are_refused(tmp_path: Path, every: int, limits: None) -> None:
+    (tmp_path / "files").mkdir()
+    root, there = with_manifests(tmp_path / "project"), places(tmp_path / "files")
+    all_lines = list(dict.fromkeys(lines(there)))
+    assert len(all_lines) > 700
+    found, before = [], files_of(root)
+    for line in all_lines[::every]:
+        start = time.process_time()
+        signal.alarm(PATIENCE_SECONDS)
+        done = invoke(root, *line)
+        signal.alarm(0)
+        seconds = time.process_time() - start
+        well_said = done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr
+        # Wrong input, or right input that this machine cannot run.
+        if done.returncode not in (2, 3) or not well_said or done.stdout or seconds > BUSY_SECONDS:
+            shown = [word[:60] for word in line]
+            found.append(f"{shown}: {done.returncode} after {seconds:.0f} s: {done.stderr[-300:]}")
+    assert not found, "\n".join(["", *found])
+    assert files_of(root) == before
+    assert stat.S_ISFIFO(Path(there["pipe"]).lstat().st_mode)
+    assert stat.S_ISCHR(Path("/dev/null").lstat().st_mode)
+
+
+@pytest.mark.parametrize("words", ["run --help", "run recipes/mpt7b-scaling -h", "--help", ""])
+def test_help_is_shown_and_nothing_started(words: str, tmp_path: Path) -> None:
+    for folder in (ROOT, tmp_path):
+        done = subprocess.run(
+            [sys.executable, "-m", "twinrun", *words.split()],
+            cwd=folder,
+            env=environment(ROOT),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        said = ("RECIPE", "--dry", "--engine") if "run" in words else ("checkpoint", "bisect", "--version")
+        assert all(part in done.stdout for part in said)
+
+
+def test_the_version_and_a_removed_folder() -> None:
+    assert invoke(ROOT, "--version").stdout == f"{__version__}\n"
+    code = "import os, tempfile; folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder)"
+    command = [sys.executable, "-c", f"{code}; from twinrun.cli.program import start; start()"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(ROOT), check=False)
+    assert "no folder to work in" in error_message(done, 2)
+
+
+def with_invoke(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "invoke", *words]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment(ROOT), capture_output=True, text=True, check=False
+    )
+
+
+def test_invoke_as_it_comes_has_the_same_commands() -> None:
+    listed = with_invoke("--list")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    helped = with_invoke("run", "--help")
+    assert "Run a published experiment and judge its claims." in helped.stdout
+    assert "--checkpoint" in helped.stdout
+    plan: tuple[str, ...] = (
+        "run",
+        RECIPE,
+        "--vendor=cpu",
+        "--engine",
+        "host",
+        "--scale",
+        "smoke",
+        "--set",
+        "steps=30",
+    )
+    plan += ("--set", "warmup_steps=2", "--dry", "--json")
+    ours, theirs = invoke(ROOT, *plan), with_invoke(*plan)
+    assert (theirs.returncode, theirs.stdout) == (0, ours.stdout)
+    wrong = with_invoke("run", RECIPE, "--scale", "smok")
+    assert "--scale: unknown scale found: smok" in error_message(wrong, 2)
+    # What Invoke itself cannot read ends with its own code.
+    assert with_invoke("run", RECIPE, "--scael", "smoke").returncode == 1
+
+
+def completions(*words: str) -> set[str]:
+    done = invoke(ROOT, "__complete", *words)
+    return {line.partition("\t")[0] for line in done.stdout.splitlines()}
+
+
+def test_a_shell_completes_recipes_cards_and_stacks() -> None:
+    assert "mpt7b-scaling" in completions("run", "mpt7")
+    assert "mi300x" in completions("predict", "mpt-7b", "--gpu", "mi3")
+    assert "cuda12.6-torch2.7" in completions("run", "x", "--stack", "cuda")
 
 
 WIDE = """[models.own]
@@ -370,43 +428,17 @@ def test_a_run_folder_that_cannot_be_made(untouched: Path, tmp_path: Path) -> No
     assert f"{tmp_path / 'file'}: cannot write here found: no folder" in message
 
 
-def test_records_that_cannot_be_compared(untouched: Path, tmp_path: Path) -> None:
-    good, tampered, other = (tmp_path / f"{name}.json" for name in ("good", "tampered", "other"))
-    shutil.copy(committed(RECIPE), good)
-    tampered.write_text(good.read_text(encoding="utf-8").replace('"bf16"', '"fp32"'), encoding="utf-8")
-    shutil.copy(committed("recipes/mamba-kernels"), other)
-
-    message = refused(untouched, "compare", str(good), str(tampered))
-    assert f"{tampered}: the record was changed after it was written" in message
-    assert "hint:" in message
-    message = refused(untouched, "compare", str(good), str(other))
-    assert "different recipes found: mpt7b-scaling and mamba-kernels" in message
-    message = refused(untouched, "compare", str(good), str(tmp_path / "absent.json"))
-    assert "absent.json: no such record" in message
-    assert "hint: name a run folder" in message
-    message = refused(untouched, "compare", str(good), str(tmp_path))
-    assert "record.json: no such record" in message
-    other.write_text('{"a": 1}', encoding="utf-8")
-    message = refused(untouched, "compare", str(good), str(other))
-    assert f"{other}: not a record found: a hint: name a run folder" in message
-
-
-def committed(recipe: str) -> Path:
-    """Return a record that the recipe carries."""
-    return min((ROOT / recipe / "results").glob("*.json"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "seconds"),
-    [(("--list",), 0.5), (("run", RECIPE, "--vendor", "cpu", "--scale", "smoke", "--dry"), 1.5)],
-    ids=["list", "dry run"],
+    [(("--help",), 0.6), (("run", RECIPE, "--vendor", "cpu", "--scale", "smoke", "--dry"), 1.5)],
+    ids=["help", "dry run"],
 )
 def test_what_starts_nothing_is_quick(root: Path, arguments: tuple[str, ...], seconds: float) -> None:
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPROFILEIMPORTTIME": ""}
     assert any(busy_seconds(root, arguments, bytecode) < seconds * slowness() for _ in range(3))
     done = invoke_anew(root, *arguments, variables={"PYTHONPROFILEIMPORTTIME": "1"})
     imported = set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.MULTILINE))
-    assert "invoke" in imported
+    assert "cyclopts" in imported
     assert not imported & {"torch", "composer", "streaming", "numpy"}
 
 
@@ -417,66 +449,3 @@ def busy_seconds(root: Path, arguments: tuple[str, ...], variables: Mapping[str,
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-RECORD: dict[str, Any] = training_record(
-    {"devices=1": 400.0}, gpu="h200", scale="node", settings=("model=mpt-1b",)
-).model_dump(mode="json")
-Content = dict[str, Any]
-
-
-def median(value: float) -> Callable[[Content], Any]:
-    """Return a change of the step time to one value."""
-    samples = {"median": value, "low": value, "high": value}
-    return lambda content: content["points"][0]["measurements"][0].update(samples)
-
-
-def losses(*values: float) -> Callable[[Content], Any]:
-    """Return a change of the losses."""
-    return lambda content: content["points"][0]["series"][0].update(values=list(values))
-
-
-def twice(content: dict[str, Any]) -> None:
-    content["points"].append(copy.deepcopy(content["points"][0]))
-
-
-TIME, LOSS = "points.0.measurements.0.median", "points.0.series.0.values.1"
-RECORDS: dict[str, tuple[Callable[[Content], Any], list[str]]] = {
-    "a time that is not a number": (median(float("nan")), [f"{TIME}: Input should be a finite number"]),
-    "an infinite time": (median(float("inf")), [f"{TIME}: Input should be a finite number"]),
-    "a time of 1e308": (median(1e308), [f"{TIME}: too large a number", "found: 1e+308"]),
-    "a time of 1e-308": (median(1e-308), [f"{TIME}: too small a number", "found: 1e-308"]),
-    "no time": (median(0.0), ["points.devices=1.measurements.step-time.low: no step time", "more than 0"]),
-    "a time below 0": (median(-1.0), ["points.devices=1.measurements.step-time.low: no step time"]),
-    "a loss that is not a number": (losses(4.0, float("nan")), [f"{LOSS}: Input should be a finite number"]),
-    "a loss of 1e308": (losses(4.0, 1e308), [f"{LOSS}: too large a number"]),
-    "an empty series": (losses(), ["points.devices=1.series.loss: a series without a value"]),
-    "two points of one name": (twice, ["points.devices=1: two points of one name"]),
-    "half a character in a fact": (
-        lambda content: content["points"][0]["facts"].update({"device name": "a\ud800"}),
-        [r"not a record: points.0.facts.device name: half a character, 'a\ud800'"],
-    ),
-    "half a character in a name": (
-        lambda content: content["environment"]["libraries"].update({"a\udfff": "1"}),
-        [r"not a record: environment.libraries.a\udfff: half a character"],
-    ),
-    "a date that is none": (lambda content: content.update(created="2024-13"), ["created: not a time"]),
-}
-
-
-@pytest.mark.parametrize(("change", "parts"), RECORDS.values(), ids=RECORDS)
-def test_a_record(
-    untouched: Path, tmp_path: Path, change: Callable[[Content], Any], parts: list[str]
-) -> None:
-    content = copy.deepcopy(RECORD)
-    change(content)
-    try:
-        content["sha256"] = content_digest(content)
-    except UnicodeEncodeError:
-        content["sha256"] = "0" * 64
-    file = tmp_path / "record.json"
-    file.write_text(json.dumps(content), encoding="utf-8")
-    message = refused(untouched, "report", str(file))
-    assert message.startswith(f"error: {file}")
-    for part in parts:
-        assert part in message

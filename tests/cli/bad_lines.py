@@ -1,4 +1,4 @@
-"""Command lines that no user should write, for every command: what `test_many_bad_inputs.py` runs."""
+"""Command lines that no user should write, for every command: what `test_lines.py` runs."""
 
 from __future__ import annotations
 
@@ -99,6 +99,7 @@ def lines(there: dict[str, str]) -> Iterator[tuple[str, ...]]:
     yield from _image_lines(there)
     yield from _record_lines(there)
     yield from _other_lines(there)
+    yield from _foreign_lines(there)
 
 
 def _run_lines(there: dict[str, str]) -> Iterator[tuple[str, ...]]:
@@ -200,13 +201,41 @@ def _other_lines(there: dict[str, str]) -> Iterator[tuple[str, ...]]:
         yield ("cluster", word)
         yield ("jobs", f"--cluster={word}")
         yield (word,)
-    yield ("kernels",)
     for word in (*NUMBERS, "0"):
         yield ("data", "c4", f"--files={word}")
         yield ("cluster", "up", f"--nodes={word}")
         yield ("jobs", f"--follow={word}")
         yield ("jobs", f"--cancel={word}")
-    for command in ("run", "build", "compare", "report", "doctor", "lock", "data", "schemas", "recipes"):
+    for command in ("run", "build", "compare", "report", "doctor", "lock", "data", "sign", "recipes"):
         yield (command, "one", "two", "three")
         yield (command, "--nope")
         yield (command, "-x")
+
+
+def _foreign_lines(there: dict[str, str]) -> Iterator[tuple[str, ...]]:
+    """Yield what users of other programs, and of other spellings, would write."""
+    for option in ("nodes", "devices-per-node", "network", "goal", "tokens", "days", "price", "measured"):
+        for word in ("many", "-1", "0x10", "9" * 5000, "nan", "0", "1,many", "--", "[]", "inf", "1e999", "½"):
+            yield ("predict", "mpt-7b", "--gpu", "h200", f"--{option}={word}")
+    for word in ("MI300X", "H100", "mi300", "nope", "", ",", "h200,,h200"):
+        yield ("predict", "mpt-7b", f"--gpu={word}")
+    for word in ("amd", "AMD", "nvidia", "HIP", "gpu", "intel"):
+        yield ("run", RECIPE, "--vendor", word, "--dry")
+        yield ("build", "--vendor", word, "--dry")
+    for option in ("Vendor", "vendr", "n-gpus", "batch-size", "lr", "gpu", "model", "config", "dry-run"):
+        yield ("run", RECIPE, f"--{option}", "1")
+    for key in ("lr", "batch_size", "LR", "bs", "gpus", "dtype", "Steps", "max_steps"):
+        yield ("run", RECIPE, "--dry", "--engine", "host", f"--set={key}=1")
+        yield ("predict", "mpt-7b", "--gpu", "h200", f"--set={key}=1")
+    for option, words in (
+        ("engine", ("Docker", "VENV", "podman", "conda")),
+        ("launcher", ("Torchrun", "accelerate", "mpi")),
+        ("scheduler", ("SLURM", "sbatch", "k8s")),
+        ("scale", ("Smoke", "full")),
+        ("stack", ("Cpu", "rocm")),
+    ):
+        for word in words:
+            yield ("run", RECIPE, "--dry", f"--{option}", word)
+    for name in ("empty", "folder", "text", "absent"):
+        yield ("bisect", RECIPE, f"--good={there[name]}", "--bad=cpu", "--dry")
+        yield ("sign", there[name], "--key", there["absent"])

@@ -1,4 +1,4 @@
-"""`python -m twinrun.cli.health RUN`: one line and an exit status for the program that watches a node.
+"""One line and an exit status for the program that watches a node: `python node_health.py RUN`.
 
 0 is well, 1 a problem, 2 not known, as Node Problem Detector asks. With `--drain` it is what Slurm's
 HealthCheckProgram runs.
@@ -42,7 +42,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m twinrun.cli.health", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python recipes/cluster-acceptance/node_health.py", description=__doc__
+    )
     parser.add_argument("run", type=Path, help="run folder of cluster-acceptance, or its health.json")
     parser.add_argument("--node", default=platform.node(), help="name of the node; this one when left out")
     parser.add_argument("--hours", type=float, default=168.0, help="age after which a result says nothing")

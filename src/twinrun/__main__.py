@@ -1,0 +1,5 @@
+"""`python -m twinrun` is `twinrun`."""
+
+from twinrun.cli.program import start
+
+start()
