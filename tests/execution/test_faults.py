@@ -122,11 +122,7 @@ class Trial:
             scheduler=load_scheduler("slurm", site=self.site),
             workspace=workspace,
             cores=1,
-            variables={
-                "STEP_SECONDS": "0.2",
-                "HOLD_STEP": str(HELD_AT),
-                "HOLD_UNTIL": str(self._released),
-            },
+            variables={"STEP_SECONDS": "0.2", "HOLD_STEP": str(HELD_AT), "HOLD_UNTIL": str(self._released)},
         )
         return Ranks(engine=engine, commands=commands)
 
@@ -147,10 +143,7 @@ def start(site: LoadedSite, folder: Path, make_job: MakeJob) -> Start:
         fields |= {"metrics": str(run / METRICS), "data": str(folder / "data")}
         fields |= {"watchdog_seconds": WATCHDOG_SECONDS, "checkpointing": saving}
         return Trial(
-            site=changed(site, **keys),
-            run=run,
-            job=made.model_copy(update=fields),
-            launcher=launcher,
+            site=changed(site, **keys), run=run, job=made.model_copy(update=fields), launcher=launcher
         )
 
     return of

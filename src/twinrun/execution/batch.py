@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
+import shutil
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,10 +17,10 @@ from twinrun.execution.pending import SchedulerSilentError
 from twinrun.execution.schedulers import Start
 from twinrun.execution.task import Abilities, Task
 from twinrun.foundation.discovery import load_part
-from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
+from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen
-from twinrun.foundation.processes import end_of, last_lines
+from twinrun.foundation.processes import end_of, last_lines, read_output
 from twinrun.manifests.cluster import LoadedSite
 
 _ANSWER_SECONDS = 60
@@ -70,7 +69,7 @@ class NodeState(Frozen):
     partitions: tuple[str, ...] = ()
 
 
-class BatchScheduler(ABC):
+class BatchScheduler:
     """One site: what its scheduler is asked, and the jobs that it takes."""
 
     name: str
@@ -95,39 +94,35 @@ class BatchScheduler(ABC):
         """Take a site; raises InputError without one."""
         if site is None:
             hint = "add --cluster SITE, of cluster.toml; `invoke cluster up` makes the site `local`"
-            raise InputError(
-                f"{self.title} is at a site",
-                place=f"--scheduler {self.name}",
-                found="no --cluster",
-                hint=hint,
-            )
+            place = f"--scheduler {self.name}"
+            raise InputError(f"{self.title} is at a site", place=place, found="no --cluster", hint=hint)
         self.site = site
 
     # What each scheduler says in its own words.
 
-    @abstractmethod
     def options(self, task: Task) -> Iterator[str]:
         """Yield the options of a job; cluster.toml holds words alone, so none needs quotes."""
+        raise NotImplementedError
 
-    @abstractmethod
     def submit_words(self, run: Path, logs: Path) -> tuple[str, ...]:
         """Return the command that takes a script, whose words are before it."""
+        raise NotImplementedError
 
-    @abstractmethod
     def all_jobs(self) -> list[JobState]:
         """Return the jobs that the scheduler knows."""
+        raise NotImplementedError
 
-    @abstractmethod
     def all_nodes(self) -> list[NodeState]:
         """Return the nodes that the scheduler knows."""
+        raise NotImplementedError
 
-    @abstractmethod
     def version(self) -> str:
         """Return what the scheduler says of itself; raises RunError where it does not answer."""
+        raise NotImplementedError
 
-    @abstractmethod
     def longest(self, partition: str | None) -> tuple[str, float]:
         """Return the name of a partition, or of the default one, and the seconds that its jobs may take."""
+        raise NotImplementedError
 
     def state(self, number: str) -> JobState | None:
         """Return the state of a job, None where the scheduler does not know it; raises RunError."""
@@ -157,6 +152,10 @@ class BatchScheduler(ABC):
         """Return the words that start a command once on every node; empty with `remote`."""
         return ()
 
+    def handle_of(self, printed: str) -> str:
+        """Return the number of a job of what its submission printed."""
+        return printed
+
     # What all have in common.
 
     def ask(self, *arguments: str) -> str:
@@ -166,52 +165,30 @@ class BatchScheduler(ABC):
             RunError: it refuses, in its own words, or does not answer.
             MachineError: it cannot be started.
         """
-        command = [*self.site.site.client, *arguments]
+        command, place = (*self.site.site.client, *arguments), self.site.place
+        if shutil.which(command[0]) is None:
+            hint = f"run twinrun where {self.title}'s commands are, or set {place}.client"
+            raise MachineError("cannot start: no such program", place=command[0], hint=hint)
         try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=_ANSWER_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise RunError("no answer", place=arguments[0], found=f"{_ANSWER_SECONDS} s") from None
-        except OSError as error:
-            raise MachineError(
-                f"cannot start: {error.strerror}",
-                place=command[0],
-                hint=f"run twinrun where {self.title}'s commands are, or set {self.site.place}.client",
-            ) from None
-        if done.returncode:
-            self.refuse(arguments[0], last_lines(done.stderr or done.stdout, 4))
-        return done.stdout
+            return read_output(command, variables={}, folder=Path.cwd(), seconds=_ANSWER_SECONDS)
+        except RunError as error:
+            raise self.refusal(arguments[0], str(error.found or error.message).strip()) from None
 
-    def refuse(self, command: str, text: str) -> None:
-        """Raise RunError for a command that failed with `text`."""
-        raise RunError(f"{self.title} refuses", place=command, found=text)
+    def refusal(self, command: str, text: str) -> TwinrunError:
+        """Return what to say of a command that failed with `text`."""
+        return RunError(f"{self.title} refuses", place=command, found=text)
 
-    def demand(self) -> BatchScheduler:
-        """Return itself; raises InputError where jobs would get no device, or have an option twice."""
-        one = self.site.site
+    def demand(self) -> None:
+        """Raise InputError where jobs would get no device, or have an option twice."""
+        one, place = self.site.site, self.site.place
         if one.gpu and one.devices_by == "gres" and not one.gres:
-            raise InputError(
-                "a job of this site would get no GPU",
-                place=f"{self.site.place}.gres",
-                found="missing",
-                hint=self.device_hint,
-            )
+            missing = {"place": f"{place}.gres", "found": "missing", "hint": self.device_hint}
+            raise InputError("a job of this site would get no GPU", **missing)
         for option in one.options:
             if re.split("[= ]", option.lstrip("-"), maxsplit=1)[0] in self.own:
-                raise InputError(
-                    "the script has this option from another key",
-                    place=f"{self.site.place}.options",
-                    found=option,
-                    hint="see the keys of a site in docs/guides/run-on-a-cluster.md",
-                )
-        return self
+                hint = "see the keys of a site in docs/guides/run-on-a-cluster.md"
+                message = "the script has this option from another key"
+                raise InputError(message, place=f"{place}.options", found=option, hint=hint)
 
     def jobs(self) -> list[JobState]:
         """Return the jobs of twinrun."""
@@ -219,12 +196,9 @@ class BatchScheduler(ABC):
 
     def nodes(self) -> list[NodeState]:
         """Return the nodes of the site's partition that are in service."""
-        wanted = self.site.site.partition
-        return [
-            one
-            for one in self.all_nodes()
-            if one.up and (not wanted or wanted in one.partitions or not one.partitions)
-        ]
+        name = self.site.site.partition
+        nodes = (one for one in self.all_nodes() if one.up)
+        return [one for one in nodes if not (name and one.partitions) or name in one.partitions]
 
     def end(self, number: str) -> None:
         """End a job; raises RunError where the scheduler refuses."""
@@ -268,14 +242,8 @@ class BatchScheduler(ABC):
 
     def one_node(self) -> Task:
         """Return a task for all devices of one node."""
-        one = self.site.site
-        return Task(
-            point="doctor",
-            nodes=1,
-            ranks_per_node=one.devices_per_node,
-            cores_per_rank=one.rank_cores,
-            commands=(),
-        )
+        ranks, cores = self.site.site.devices_per_node, self.site.site.rank_cores
+        return Task(point="doctor", nodes=1, ranks_per_node=ranks, cores_per_rank=cores, commands=())
 
     def script(self, task: Task, *, run: str, logs: str) -> str:
         """Return the script of `task`; pure."""
@@ -288,32 +256,20 @@ class BatchScheduler(ABC):
             InputError: the scheduler refuses what cluster.toml says, or nodes do not see the run folder.
             MachineError: the scheduler does not know this machine.
         """
-        shared = self.site.site.shared
+        shared, place = self.site.site.shared, self.site.place
         if not any(run.is_relative_to(folder) for folder in shared):
-            raise InputError(
-                "the nodes do not see the run folder",
-                place=f"{self.site.place}.shared",
-                found=str(run),
-                allowed=shared,
-                hint="choose a folder below one of them with --out",
-            )
+            hint = "choose a folder below one of them with --out"
+            message = "the nodes do not see the run folder"
+            raise InputError(message, place=f"{place}.shared", found=str(run), allowed=shared, hint=hint)
         file = logs / SCRIPT
         write_atomically(file, self.script(task, run=str(run), logs=str(logs)))
         words = self.submit_words(run, logs)
         try:
             printed = self.ask(*words, str(file))
         except RunError as error:
-            raise InputError(
-                f"{words[0]} refuses the job",
-                place=self.site.place,
-                found=str(error.found).strip(),
-                hint=f"the options are the first lines of {file}",
-            ) from None
+            found, hint = str(error.found).strip(), f"the options are the first lines of {file}"
+            raise InputError(f"{words[0]} refuses the job", place=place, found=found, hint=hint) from None
         return self.adopt(self.handle_of(printed.strip()), point=task.point, logs=logs)
-
-    def handle_of(self, printed: str) -> str:
-        """Return the number of a job of what its submission printed."""
-        return printed
 
     def adopt(self, handle: str, *, point: str, logs: Path) -> BatchJob:
         """Return the job with the number `handle`."""
@@ -324,12 +280,8 @@ class BatchJob:
     """A submitted job."""
 
     def __init__(self, number: str, *, scheduler: BatchScheduler, logs: Path, point: str) -> None:
-        self.handle = number
-        self._scheduler = scheduler
-        self._logs = logs
-        self._point = point
-        self._asked = 0.0
-        self._answered = time.monotonic()
+        self.handle, self._scheduler, self._logs, self._point = number, scheduler, logs, point
+        self._asked, self._answered = 0.0, time.monotonic()
         self._nodes: tuple[str, ...] = ()
         self._ended = False
 
@@ -357,82 +309,76 @@ class BatchJob:
             return None
         self._asked = now
         try:
-            written = scheduler.leaves_status and (self._logs / STATUS_FILE).is_file()
+            written = scheduler.leaves_status and self._written() is not None
             state = None if written else scheduler.state(self.handle)
             if state and not self._nodes:
                 with contextlib.suppress(RunError):
                     self._nodes = scheduler.host_names(state.nodes)
         except (RunError, MachineError) as error:
-            if now - self._answered > PATIENCE_SECONDS:
-                raise SchedulerSilentError(
-                    f"{scheduler.title} has not answered for {PATIENCE_SECONDS:.0f} s",
-                    place=self._point,
-                    found=str(error.found or error.message).strip(),
-                    hint=f"job {self.handle} may still run: when {scheduler.title} is back,"
-                    " --resume goes on with it",
-                ) from None
-            return None
+            if now - self._answered < PATIENCE_SECONDS:
+                return None
+            title, found = scheduler.title, str(error.found or error.message).strip()
+            hint = f"job {self.handle} may still run: when {title} is back, --resume goes on with it"
+            message = f"{title} has not answered for {PATIENCE_SECONDS:.0f} s"
+            raise SchedulerSilentError(message, place=self._point, found=found, hint=hint) from None
         self._answered = now
         if state and not state.ended:
             return None
         self._ended = True
         status = self._status_of(state) if state else self._left()
         if status == SET_UP_FAILED:
-            raise RunError(
-                "a set-up line of the site failed, and no rank was started",
-                place=f"{scheduler.site.place}.setup",
-                found=last_lines("\n".join(end_of(log) for log in self.logs())),
-                hint="the same line in a job of your own shows more; --dry prints the script",
-            )
+            message, place = "a set-up line of the site failed, and no rank was started", scheduler.site.place
+            hint = "the same line in a job of your own shows more; --dry prints the script"
+            found = last_lines("\n".join(end_of(log) for log in self.logs()))
+            raise RunError(message, place=f"{place}.setup", found=found, hint=hint)
         return status
+
+    def _written(self) -> int | None:
+        """Return the exit status that the script has left, None where it did not come to its end."""
+        file = self._logs / STATUS_FILE
+        text = file.read_text(encoding="ascii", errors="replace").strip() if file.is_file() else ""
+        return int(text) if text.isdecimal() else None
 
     def _left(self) -> int:
         """Return the status of a job that the scheduler does not know any more, as its script has left it."""
-        file, deadline = self._logs / STATUS_FILE, time.monotonic() + _SETTLE_SECONDS
-        while not (file.is_file() and file.read_text(encoding="ascii", errors="replace").strip().isdecimal()):
-            if time.monotonic() > deadline:
-                raise RunInterruptedError(
-                    f"job {self.handle} ended without an exit status",
-                    place=self._point,
-                    found=f"{self._scheduler.title} does not know it: it was cancelled, out of time,"
-                    " or lost its node",
-                    hint="the same command with --resume starts the point again",
-                )
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while (status := self._written()) is None and time.monotonic() < deadline:
             time.sleep(0.2)
-        return int(file.read_text(encoding="ascii"))
+        if status is not None:
+            return status
+        message, title = f"job {self.handle} ended without an exit status", self._scheduler.title
+        found = f"{title} does not know it: it was cancelled, out of time, or lost its node"
+        hint = "the same command with --resume starts the point again"
+        raise RunInterruptedError(message, place=self._point, found=found, hint=hint)
 
     def _status_of(self, state: JobState) -> int:
         late = state.limit_seconds - self._scheduler.site.site.signal_seconds - 1
         if state.state in _STOPPED or (state.status and state.run_seconds >= late):
+            found = f"{state.reason}, after {state.run_seconds:.0f} s on {state.nodes or 'no node'}"
+            hint, message = "the same command with --resume runs the points that are left", "was ended"
             raise RunInterruptedError(
-                f"job {state.id} was ended: {state.state}",
-                place=self._point,
-                found=f"{state.reason}, after {state.run_seconds:.0f} s on {state.nodes or 'no node'}",
-                hint="the same command with --resume runs the points that are left",
+                f"job {state.id} {message}: {state.state}", place=self._point, found=found, hint=hint
             )
         if state.state in _LOST:
+            found = f"of {state.nodes}: {self._scheduler.faults() or 'no node is down any more'}"
+            hint = "after mending it, or with it in `exclude` of cluster.toml, --resume goes on"
             raise RunError(
-                f"job {state.id} lost a node: {state.state}",
-                place=self._point,
-                found=f"of {state.nodes}: {self._scheduler.faults() or 'no node is down any more'}",
-                hint="after mending it, or with it in `exclude` of cluster.toml, --resume goes on",
+                f"job {state.id} lost a node: {state.state}", place=self._point, found=found, hint=hint
             )
         return state.status or int(state.state != "COMPLETED")
 
     def cancel(self) -> None:
         """End the job and wait until its nodes are given back; one that has ended is no error."""
-        if self._ended:
-            return
+        deadline = time.monotonic() + CANCEL_SECONDS
         # A scheduler that is gone can be asked for nothing; its nodes end the job at its time limit.
         with contextlib.suppress(RunError, MachineError):
-            with contextlib.suppress(RunError):
-                self._scheduler.end(self.handle)
-            deadline = time.monotonic() + CANCEL_SECONDS
-            while (state := self._scheduler.state(self.handle)) and not state.ended:
-                if time.monotonic() > deadline:
-                    return
-                time.sleep(min(0.5, self._scheduler.site.site.poll_seconds))
-            self._ended = True
+            if not self._ended:
+                with contextlib.suppress(RunError):
+                    self._scheduler.end(self.handle)
+            while not self._ended and time.monotonic() < deadline:
+                state = self._scheduler.state(self.handle)
+                self._ended = state is None or state.ended
+                time.sleep(0 if self._ended else min(0.5, self._scheduler.site.site.poll_seconds))
 
 
 def client_of(site: LoadedSite) -> BatchScheduler:

@@ -7,16 +7,17 @@ import glob
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from twinrun.checkpoints.s3 import VARIABLES
 from twinrun.execution.container import DOCKER, PODMAN, WORKING_FOLDER, Container, Mount, Program
-from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Workspace
+from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Say, Workspace
 from twinrun.execution.shell import FIRST_NODE
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.files import sha256_of_bytes
@@ -53,8 +54,7 @@ class ContainerRenderer:
         rootless: bool = False,
     ) -> None:
         """Take an image and the folders of its containers; `rootless`: root in them is the caller."""
-        self._program, self._image, self._vendor = program, image, vendor
-        self._workspace = workspace
+        self._program, self._image, self._vendor, self._workspace = program, image, vendor, workspace
         self._user = "0:0" if rootless else f"{os.getuid()}:{os.getgid()}"
         self._mounts = {
             workspace.run: "/twinrun/run",
@@ -79,22 +79,19 @@ class ContainerRenderer:
         assert command.arguments[0] == PYTHON
         access, nodes = self._vendor.container, self._workspace.nodes
         fabric = bool(nodes and nodes.infiniband)
+        names = {name for group in self._vendor.hidden_by for name in group} & os.environ.keys()
+        variables = {
+            **_VARIABLES,
+            "PYTHONPATH": ":".join(self.inside(folder) for folder in self._workspace.search_path),
+            # All devices are given to it, those too that the caller's variables hide.
+            **{name: os.environ[name] for name in sorted(names)},
+            **command.variables,
+        }
         found = Container(
             program=self._program.name,
             image=self._image,
             arguments=command.arguments[1:],
-            variables={
-                **_VARIABLES,
-                "PYTHONPATH": ":".join(self.inside(folder) for folder in self._workspace.search_path),
-                # All devices are given to it, those too that the caller's variables hide.
-                **{
-                    name: os.environ[name]
-                    for group in self._vendor.hidden_by
-                    for name in group
-                    if name in os.environ
-                },
-                **command.variables,
-            },
+            variables=variables,
             user=self._user,
             mounts=tuple(self._volumes(command)),
             host=None if command.reaches_nodes or command.reaches_store else self._host(),
@@ -105,9 +102,8 @@ class ContainerRenderer:
             groups_of=access.groups_of if nodes else (),
             accelerators=self._accelerators(),
         )
-        return NodeCommand(
-            arguments=found.run_arguments(), variables={}, folder=self._workspace.root, container=found
-        )
+        words, root = found.run_arguments(), self._workspace.root
+        return NodeCommand(arguments=words, variables={}, folder=root, container=found)
 
     def _volumes(self, command: Command) -> Iterator[Mount]:
         writable = {self._workspace.run} | ({self._workspace.data} if command.writes_data else set())
@@ -177,14 +173,10 @@ class RunningContainer:
 
     def poll(self) -> int | None:
         """Return the exit status, or None while it runs; raises MachineError where nothing was started."""
-        status = self._process.poll()
-        if status in _REFUSED:
-            raise MachineError(
-                f"{self._program.name} cannot run a container of this image",
-                place=f"--engine {self._program.name}",
-                found=last_lines(end_of(self._log), 4),
-                hint="see the daemon's log",
-            )
+        if (status := self._process.poll()) in _REFUSED:
+            message, found = "cannot run a container of this image", last_lines(end_of(self._log), 4)
+            place, hint = f"--engine {self._program.name}", "see the daemon's log"
+            raise MachineError(f"{self._program.name} {message}", place=place, found=found, hint=hint)
         return status
 
     def stop(self) -> None:
@@ -217,18 +209,10 @@ class ContainerKind:
 
     def renderer(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> ContainerRenderer:
         """Return what writes the commands of a daemon that runs as root."""
-        return ContainerRenderer(
-            image=stack.image(), vendor=vendor, workspace=workspace, program=self.program
-        )
+        image, program = stack.image(), self.program
+        return ContainerRenderer(image=image, vendor=vendor, workspace=workspace, program=program)
 
-    def open_engine(
-        self,
-        *,
-        stack: LoadedStack,
-        vendor: Vendor,
-        workspace: Workspace,
-        say: Callable[[str], None],
-    ) -> Engine:
+    def open_engine(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace, say: Say) -> Engine:
         """Return the engine for the image of the stack's lock.
 
         Raises:
@@ -237,49 +221,31 @@ class ContainerKind:
         place, build = f"--engine {self.program.name}", f"`invoke build --stack {stack.stack.name}`"
         image = _find(self.program, stack)
         if image is None:
-            raise MachineError(
-                "the image is not on this machine",
-                place=place,
-                found=stack.image(),
-                hint=f"{build} makes it; or use --engine venv",
-            )
+            hint, message = f"{build} makes it; or use --engine venv", "the image is not on this machine"
+            raise MachineError(message, place=place, found=stack.image(), hint=hint)
         if wrong := stack.wrong_image(image_id(self.program, image)):
-            raise MachineError(
-                "the image under this tag is not the one of the locks",
-                place=place,
-                found=wrong,
-                hint=f"remove it, and {build} makes the right one",
-            )
+            message = "the image under this tag is not the one of the locks"
+            hint = f"remove it, and {build} makes the right one"
+            raise MachineError(message, place=place, found=wrong, hint=hint)
         return ContainerEngine(image=image, vendor=vendor, workspace=workspace, program=self.program)
 
 
 def ask(program: Program, *arguments: str) -> str:
     """Return what the program answers; raises RunError in its words, MachineError without an answer."""
-    if shutil.which(program.name) is None:
-        raise MachineError(f"{program.name} is not installed", hint="or use --engine venv")
+    name = program.name
+    if shutil.which(name) is None:
+        raise MachineError(f"{name} is not installed", hint="or use --engine venv")
     try:
-        done = subprocess.run(
-            [program.name, *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ANSWER_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise MachineError(f"{program.name} does not answer", found=f"{_ANSWER_SECONDS} s") from None
-    if done.returncode and (
-        ("daemon" in done.stderr and "o such" not in done.stderr) or "permission" in done.stderr
-    ):
+        return read_output((name, *arguments), variables={}, folder=Path("/"), seconds=_ANSWER_SECONDS)
+    except RunError as error:
+        found = str(error.found or error.message)
+        if "o such" in found or not re.search("daemon|permission|timed out", found):
+            raise
+        hint = "start it, point DOCKER_HOST at it, or join the group of its socket; or use --engine venv"
+        place = os.environ.get("DOCKER_HOST")
         raise MachineError(
-            f"the {program.name} daemon does not answer",
-            place=os.environ.get("DOCKER_HOST"),
-            found=last_lines(done.stderr, 2),
-            hint="start it, point DOCKER_HOST at it, or join the group of its socket; or use --engine venv",
-        )
-    if done.returncode:
-        raise RunError(f"{program.name} refuses", place=arguments[0], found=last_lines(done.stderr, 4))
-    return done.stdout
+            f"the {name} daemon does not answer", place=place, found=found, hint=hint
+        ) from None
 
 
 def image_id(program: Program, image: str) -> str:

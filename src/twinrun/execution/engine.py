@@ -18,6 +18,8 @@ from twinrun.protocol.job import STOPPED_FILE
 
 # The word that stands for the stack's interpreter in every command of a stack.
 PYTHON = "python"
+# Is told what happens, a line each.
+Say = Callable[[str], None]
 _POLL_SECONDS = 0.1
 # Between two calls of `waiting`.
 _WAITING_SECONDS = 30.0
@@ -155,9 +157,7 @@ class EngineModule(Protocol):
     def renderer(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> Renderer:
         """Return what writes the engine's commands, without provisioning anything."""
 
-    def open_engine(
-        self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace, say: Callable[[str], None]
-    ) -> Engine:
+    def open_engine(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace, say: Say) -> Engine:
         """Provision the stack and return the engine; raises MachineError."""
 
 

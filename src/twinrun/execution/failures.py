@@ -1,4 +1,4 @@
-"""Why a launch failed, and for which rank, as logs and the processes beside the ranks tell."""
+"""Why a launch failed, and for which rank, as logs and the ranks' pulses tell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from twinrun.execution.engine import log_folder, point_folder
@@ -18,17 +18,15 @@ from twinrun.foundation.processes import end_of, last_lines
 from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED
 from twinrun.protocol.pulse import FOLDER, RankState, interval
 
-# How the kernel calls the state of a process that was stopped, or is traced.
-_HALTED = ("T", "t")
 # What the interpreter's watchdog writes before the traceback of each thread, the newest call first.
 _HANG = re.compile(r"^Timeout \(\d+:\d\d:\d\d", re.MULTILINE)
 _PLACE = re.compile(r"\(most recent call first\):\n\s*File (.+)$", re.MULTILINE)
 # A rank that has not written for so many intervals, while others have, was stopped or lost its machine.
 _QUIET_INTERVALS = 5
+# So long a file system may hide what was written.
+_STALE_SECONDS, _FRESH_SECONDS, _LOOK_SECONDS = 45.0, 20.0, 2.0
 # A disk with less room takes no line of a log.
 _ROOM = 1 << 16
-# A rank writes its pulse every second or, of very many, every 16: one that is older is not written any more.
-_STALE_SECONDS, _FRESH_SECONDS, _LOOK_SECONDS = 45.0, 20.0, 2.0
 # How srun names the command of a node that ended badly.
 _AGENT = re.compile(r"^srun: error: (\S+): task \d+: (.+)$", re.MULTILINE)
 CulpritReader = Callable[[Sequence[str]], Culprit | None]
@@ -36,9 +34,9 @@ CulpritReader = Callable[[Sequence[str]], Culprit | None]
 
 def failure_of(
     placement: RankPlacement,
-    *,
     run: Path,
     logs: Sequence[Path],
+    *,
     culprit: CulpritReader,
     status: int,
     kills: int | None = None,
@@ -53,37 +51,29 @@ def failure_of(
         kills: processes that the kernel of the ranks killed in that time because memory ran out; None where
             that is not known.
     """
-    point = placement.id
-    states, folder = rank_states(point_folder(run, point)), log_folder(run, point)
-
-    def log_of(rank: int) -> Path | None:
-        return next(rank_logs(folder, placement, rank), None)
-
-    if error := hang(states, point=point, logs=folder, log_of=log_of):
+    point, folder = placement.id, log_folder(run, placement.id)
+    states, texts = rank_states(point_folder(run, point)), [end_of(log) for log in logs]
+    if error := hang(states, point=point, logs=folder, placement=placement):
         return error
-    texts = [end_of(log) for log in logs]
     failed = culprit(texts)
     if failed is None:
         agents = [f"the agent of {host}: {end}" for text in texts for host, end in _AGENT.findall(text)]
-        cut = [described(one) for one in states if one.end != "done"][:1]
-        known = "; ".join([*agents[:1], *cut])
-        return RunError(
-            f"the ranks could not be started or ended with {_described_end(status, kills)}",
-            place=point,
-            found=known + (last_lines("\n".join(texts)) or empty(folder)),
-            hint=f"the whole log is {', '.join(map(str, logs)) or 'empty'}",
-        )
+        cut = [described(one) for one in _mute(states) or states if one.end is None]
+        found = "; ".join([*agents[:1], *cut[:1]]) + (last_lines("\n".join(texts)) or empty(folder))
+        message = f"the ranks could not be started or ended with {_end(status, kills)[0]}"
+        hint = f"the whole log is {', '.join(map(str, logs)) or 'empty'}"
+        return RunError(message, place=point, found=found, hint=hint)
     if failed.status == OUT_OF_MEMORY:
         return None
     where = "".join(described(one) for one in states if one.rank == failed.rank)
-    log = log_of(failed.rank) or logs[0]
-    kind = MachineError if failed.status == REFUSED else RunError
-    return kind(
-        f"rank {failed.rank} of {placement.world_size} failed with {_described_end(failed.status, kills)}",
-        place=point,
-        found=where + (last_lines(end_of(log)) or empty(folder)),
-        hint=f"the whole log is {log}; {_remedy(failed.status, kills)}--resume goes on",
+    log, (end, remedy) = _log_of(folder, placement, failed.rank) or logs[0], _end(failed.status, kills)
+    message = f"rank {failed.rank} of {placement.world_size} failed with {end}"
+    found, hint = (
+        last_lines(end_of(log)) or empty(folder),
+        f"the whole log is {log}; {remedy}--resume goes on",
     )
+    kind = MachineError if failed.status == REFUSED else RunError
+    return kind(message, place=point, found=where + found, hint=hint)
 
 
 class Pulses:
@@ -91,7 +81,7 @@ class Pulses:
 
     def __init__(self, folder: Path, *, point: str, here: bool) -> None:
         """Take the folder of a point; `here`: its ranks are processes of this machine."""
-        self._folder, self._point, self._here = folder, point, here
+        self._folder, self._point, self._here = folder / FOLDER, point, here
         self._seen: dict[Path, tuple[int, float]] = {}
         self._looked = 0.0
 
@@ -104,34 +94,30 @@ class Pulses:
         if now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now
-        for file in (self._folder / FOLDER).glob("*.json"):
+        for file in self._folder.glob("*.json"):
             with contextlib.suppress(FileNotFoundError):
-                written = file.stat().st_mtime_ns
-                if self._seen.get(file, (0, 0.0))[0] != written:
+                if self._seen.get(file, (0, 0.0))[0] != (written := file.stat().st_mtime_ns):
                     self._seen[file] = written, now
         ages = {file: now - at for file, (_, at) in self._seen.items()}
-        if not (self._here or any(age < _FRESH_SECONDS for age in ages.values())):
-            return
-        for file, age in ages.items():
-            with contextlib.suppress(FileNotFoundError):
-                if age < _STALE_SECONDS or (state := load_json(file, RankState)).end or self._works(state):
-                    continue
-                why = "its process was stopped" if self._here else "it was stopped, or its machine is gone"
-                raise RunError(
-                    f"rank {state.rank} on {state.host} has said nothing for {age:.0f} s",
-                    place=self._point,
-                    found=f"{described(state)}; {why}",
-                    hint="after mending the cause, --resume goes on",
-                )
+        fresh = self._here or min(ages.values(), default=0.0) < _FRESH_SECONDS
+        for file in (file for file, age in ages.items() if fresh and age > _STALE_SECONDS and file.exists()):
+            state = load_json(file, RankState)
+            if state.end is None and not (self._here and _works(state)):
+                hint = "after mending the cause, --resume goes on"
+                message = f"rank {state.rank} on {state.host} has said nothing for {ages[file]:.0f} s"
+                found = f"{described(state)}; its process was stopped, or its machine is gone"
+                raise RunError(message, place=self._point, found=found, hint=hint)
 
-    def _works(self, state: RankState) -> bool:
-        """Say whether the process of a rank is seen here and was not stopped: it may hold its interpreter."""
-        with contextlib.suppress(OSError):
-            process = Path(f"/proc/{state.pid}")
-            if self._here and b"--job" in (process / "cmdline").read_bytes().split(b"\0"):
-                status = (process / "stat").read_text(encoding="utf-8", errors="replace")
-                return not status.rpartition(")")[2].split()[0].startswith(_HALTED)
-        return False
+
+def _works(state: RankState) -> bool:
+    """Say whether the process of a rank is seen here and was not stopped: it may hold its interpreter."""
+    process = Path(f"/proc/{state.pid}")
+    with contextlib.suppress(OSError):
+        if b"--job" in (process / "cmdline").read_bytes().split(b"\0"):
+            status = (process / "stat").read_text(encoding="utf-8", errors="replace")
+            # How the kernel calls the state of a process that was stopped, or is traced.
+            return status.rpartition(")")[2].split()[0] not in ("T", "t")
+    return False
 
 
 def empty(folder: Path) -> str:
@@ -141,73 +127,50 @@ def empty(folder: Path) -> str:
     return f"the log is empty: the disk of {existing} is full" if free < _ROOM else "the log is empty"
 
 
-def _described_end(status: int, kills: int | None) -> str:
-    text = describe_status(status)
-    if status != -signal.SIGKILL or not kills:
-        return text
-    return f"{text}: the kernel killed it because memory ran out"
-
-
-def _remedy(status: int, kills: int | None) -> str:
+def _end(status: int, kills: int | None) -> tuple[str, str]:
+    """Return an exit status in words, a negative one is a signal, and what to do before going on."""
+    text, mend = f"signal {-status}" if status < 0 else f"exit status {status}", "after mending the cause, "
     if status != -signal.SIGKILL:
-        return "after mending the cause, "
-    if kills is None:
-        return "a rank that ends like this may have run out of memory; after mending the cause, "
+        return text, mend
     if kills:
-        return "choose a smaller model or microbatch, or free memory and "
-    return "the kernel did not do it for memory; after mending the cause, "
+        less = "choose a smaller model or microbatch, or free memory and "
+        return f"{text}: the kernel killed it because memory ran out", less
+    perhaps = "a rank that ends like this may have run out of memory"
+    return text, f"{perhaps if kills is None else 'the kernel did not do it for memory'}; {mend}"
 
 
 def with_last_words(error: RunError, *, run: Path, point: str) -> RunError:
     """Return the error of a scheduler with what is known of the ranks."""
     states = rank_states(point_folder(run, point))
     found = hang(states, point=point, logs=log_folder(run, point))
-    words = str(found.found) if found else silent(states)
+    words = str(found.found) if found else "; ".join(map(described, _mute(states)))
     both = "; ".join(text for text in (str(error.found or "").strip(), words) if text)
     return RunError(error.message, place=error.place, found=both, hint=error.hint)
 
 
 def rank_states(folder: Path) -> list[RankState]:
     """Return what is known of the ranks of a point, in their order."""
-    files = list((folder / FOLDER).glob("*.json"))
-    written = {file: file.stat().st_mtime for file in files}
+    written = {file: file.stat().st_mtime for file in (folder / FOLDER).glob("*.json")}
     newest = max(written.values(), default=0.0)
-    found = [
-        load_json(file, RankState).model_copy(update={"quiet": newest - written[file]}) for file in files
-    ]
+    quiet = [(load_json(file, RankState), newest - time) for file, time in written.items()]
+    found = [state.model_copy(update={"quiet": seconds}) for state, seconds in quiet]
     return sorted(found, key=lambda one: one.rank)
 
 
 def hang(
-    states: Sequence[RankState],
-    *,
-    point: str,
-    logs: Path,
-    log_of: Callable[[int], Path | None] = lambda _rank: None,
+    states: Sequence[RankState], *, point: str, logs: Path, placement: RankPlacement | None = None
 ) -> RunError | None:
-    """Return what to say where a rank ended itself because it made no progress, else None.
-
-    Args:
-        log_of: returns the log of a rank, where that is known.
-    """
+    """Return what to say where a rank ended itself because it made no progress, else None."""
     working = [one for one in states if one.end is None]
     if not working or not any(_HANG.search(end_of(log)) for log in logs.rglob("*.log")):
         return None
     rank, reason = _first_to_hang(working)
-    log = log_of(rank.rank)
-    places = _PLACE.findall(end_of(log)) if log else []
-    return RunError(
-        f"the ranks made no progress for {rank.limit:.0f} s and were killed",
-        place=point,
-        # The main thread is the last of a traceback.
-        found=f"{described(rank)}; {reason}" + (f"; in {places[-1]}" if places else ""),
-        hint=f"the logs in {logs} have each thread's traceback; after mending the cause, --resume goes on",
-    )
-
-
-def silent(states: Sequence[RankState]) -> str:
-    """Return the ranks whose machine had no time to say how they end; empty for none."""
-    return "; ".join(described(one) for one in _mute(states))
+    log = _log_of(logs, placement, rank.rank) if placement else None
+    # The main thread is the last of a traceback.
+    place = "".join(f"; in {one}" for one in _PLACE.findall(end_of(log))[-1:]) if log else ""
+    message = f"the ranks made no progress for {rank.limit:.0f} s and were killed"
+    hint = f"the logs in {logs} have each thread's traceback; after mending the cause, --resume goes on"
+    return RunError(message, place=point, found=f"{described(rank)}; {reason}{place}", hint=hint)
 
 
 def described(state: RankState) -> str:
@@ -235,16 +198,9 @@ def _mute(states: Sequence[RankState]) -> list[RankState]:
     return [one for one in states if one.end is None and one.quiet > _QUIET_INTERVALS * interval(len(states))]
 
 
-def rank_logs(logs: Path, placement: RankPlacement, rank: int) -> Iterator[Path]:
-    """Yield the logs of `rank` below `logs`, wherever the launcher's version puts them."""
+def _log_of(logs: Path, placement: RankPlacement, rank: int) -> Path | None:
+    """Return the log of a rank below `logs`, wherever the launcher's version puts it; None for none."""
     node, local = divmod(rank, placement.devices_per_node)
     folder = Path(node_logs(str(logs), placement=placement, node=str(node)))
-    for name in ("stderr.log", "stdout.log"):
-        yield from (
-            path for path in folder.rglob(name) if path.parent.name == str(local) and path.stat().st_size
-        )
-
-
-def describe_status(status: int) -> str:
-    """Return an exit status in words; a negative one is a signal."""
-    return f"signal {-status}" if status < 0 else f"exit status {status}"
+    found = [path for name in ("stderr.log", "stdout.log") for path in folder.rglob(name)]
+    return next((path for path in found if path.parent.name == str(local) and path.stat().st_size), None)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Workspace
+from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Say, Workspace
 from twinrun.execution.interpreter import LocalCommands
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError
@@ -96,12 +96,11 @@ class PyxisRenderer(ImageFile):
         binds = list(self._mounts(command))
         for bind in binds:
             if set(",: ") & set(bind.host + bind.inside):
-                raise InputError(
+                message, allowed = (
                     "no mount of Pyxis can name this folder",
-                    place="--engine pyxis",
-                    found=bind.host,
-                    allowed="a path without comma, colon and space",
+                    "a path without comma, colon and space",
                 )
+                raise InputError(message, place="--engine pyxis", found=bind.host, allowed=allowed)
         mounts = ",".join(f"{bind.host}:{bind.inside}:{bind.mode}" for bind in binds)
         fabric = self._workspace.nodes is not None and self._workspace.nodes.infiniband
         return NodeCommand(
@@ -148,14 +147,7 @@ class ImageFileKind:
             return PyxisRenderer(file=file, vendor=vendor, workspace=workspace)
         return SifRenderer(program=self.program, file=file, vendor=vendor, workspace=workspace, whole=whole)
 
-    def open_engine(
-        self,
-        *,
-        stack: LoadedStack,
-        vendor: Vendor,
-        workspace: Workspace,
-        say: Callable[[str], None],
-    ) -> Engine:
+    def open_engine(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace, say: Say) -> Engine:
         """Return the engine for the file of the stack's image; raises MachineError where it cannot be run."""
         if reason := self.unusable(stack=stack, vendor=vendor):
             file = self.file(stack)

@@ -7,13 +7,12 @@ import shutil
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from importlib.metadata import distributions
 from pathlib import Path
 
 from uv import find_uv_bin
 
-from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Workspace
+from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Say, Workspace
 from twinrun.execution.installed_files import changed_files, seal
 from twinrun.foundation.cache import COMPLETE, bytecode_folder, cache_root, environment_folder
 from twinrun.foundation.errors import MachineError
@@ -102,14 +101,7 @@ class Host:
         search_path = os.environ.get("PYTHONPATH", "")
         return Interpreter(python=sys.executable, workspace=workspace, search_path=search_path)
 
-    def open_engine(
-        self,
-        *,
-        stack: LoadedStack,
-        vendor: Vendor,
-        workspace: Workspace,
-        say: Callable[[str], None],
-    ) -> Engine:
+    def open_engine(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace, say: Say) -> Engine:
         """Return the running interpreter."""
         return self.renderer(stack=stack, vendor=vendor, workspace=workspace)
 
@@ -134,22 +126,16 @@ class Environment:
         folder = environment_folder(stack.stack.name, stack.requirements_sha256(workspace.root))
         return LockedEnvironment(folder=folder, workspace=workspace)
 
-    def open_engine(
-        self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace, say: Callable[[str], None]
-    ) -> Engine:
+    def open_engine(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace, say: Say) -> Engine:
         """Return the environment of the stack's lock, installing it if this machine has not yet.
 
         Raises:
             MachineError: a pin has no hash, the disk has no room, or the packages cannot be had.
         """
         if unhashed := stack.unhashed(workspace.root):
-            raise MachineError(
-                "the lock has no hash for some pins",
-                place=f"{stack.folder}/requirements.lock",
-                found=unhashed,
-                hint=f"run `invoke lock --stack {stack.stack.name} --index URL` with one that carries them,"
-                " or use --engine host where they are installed",
-            )
+            hint = f"run `invoke lock --stack {stack.stack.name} --index URL` with one that carries them"
+            place, message = f"{stack.folder}/requirements.lock", "the lock has no hash for some pins"
+            raise MachineError(message, place=place, found=unhashed, hint=f"{hint}, or use --engine host")
         folder = environment_folder(stack.stack.name, stack.requirements_sha256(workspace.root))
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(Path(f"{folder}.lock")):
@@ -174,18 +160,18 @@ def _existing(folder: Path) -> Path:
     return next(one for one in (folder, *folder.parents) if one.exists())
 
 
-def _install(stack: LoadedStack, folder: Path, root: Path, say: Callable[[str], None]) -> None:
+def _install(stack: LoadedStack, folder: Path, root: Path, say: Say) -> None:
     """Make the environment; the marker is written last, so a half-made one is made again."""
     sizes, crowded = stack.stack.environment, _crowded(stack, folder.parent)
     if sizes and crowded:
         variable = "TWINRUN_CACHE" if crowded == folder.parent else "UV_CACHE_DIR"
-        raise MachineError(
+        free = f"{size(shutil.disk_usage(_existing(crowded)).free)} free"
+        allowed, message = (
+            f"{size(sizes.disk)} or more: {sizes.source}",
             "the disk has no room for the environment",
-            place=str(crowded),
-            found=f"{size(shutil.disk_usage(_existing(crowded)).free)} free",
-            allowed=f"{size(sizes.disk)} or more: {sizes.source}",
-            hint=f"free some space, or set {variable} to a folder on another disk",
         )
+        hint = f"free some space, or set {variable} to a folder on another disk"
+        raise MachineError(message, place=str(crowded), found=free, allowed=allowed, hint=hint)
     count = plural(len(stack.locked(root)), "package")
     download = f", {size(sizes.download)} to download" if sizes and sizes.download else ""
     amount = f"{download}, about {size(sizes.disk)} on the disk" if sizes else ""
@@ -215,12 +201,9 @@ def _demand_installed(stack: LoadedStack, folder: Path, root: Path) -> None:
     places = [str(place) for place in folder.glob("lib/python*/site-packages")]
     found = {normalise(one.metadata["Name"]) for one in distributions(path=places)}
     if absent := sorted(wanted.keys() - found):
-        raise MachineError(
-            "uv has put the packages somewhere else",
-            place=str(folder),
-            found=f"no {', '.join(absent)}",
-            hint="take `target`, `prefix` or `no-install` out of uv's settings: UV_CONFIG_FILE, uv.toml",
-        )
+        hint = "take `target`, `prefix` or `no-install` out of uv's settings: UV_CONFIG_FILE, uv.toml"
+        message, missing = "uv has put the packages somewhere else", f"no {', '.join(absent)}"
+        raise MachineError(message, place=str(folder), found=missing, hint=hint)
 
 
 def _uv_cache() -> Path:
@@ -231,21 +214,12 @@ def _uv_cache() -> Path:
 
 
 def _run_uv(*arguments: str) -> None:
-    """Run uv, which says itself how far it is; raises MachineError where it cannot be started, or fails."""
-    try:
-        # Standard output is for data, and uv's words are not.
-        done = subprocess.run(
-            [os.fspath(find_uv_bin()), *arguments], stdin=subprocess.DEVNULL, stdout=2, check=False
-        )
-    except OSError as error:
-        raise MachineError(
-            f"cannot start uv: {error.strerror}", hint="install twinrun with pip; it brings uv"
-        ) from None
-    if done.returncode:
-        raise MachineError(
-            "the environment cannot be installed",
-            place=f"uv {arguments[0]} {arguments[1]}",
-            found=f"exit status {done.returncode}; what uv printed is above",
-            hint="a hash mismatch is another file than the locked one, and was not installed; else see to the"
-            " network, or to the room in TWINRUN_CACHE and UV_CACHE_DIR",
-        )
+    """Run uv, which says itself how far it is; raises MachineError where it fails."""
+    # Standard output is for data, and uv's words are not.
+    command = [os.fspath(find_uv_bin()), *arguments]
+    status = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=2, check=False).returncode
+    if status:
+        hint = "a hash mismatch is another file than the locked one, and was not installed; else see to the"
+        hint += " network, or to the room in TWINRUN_CACHE and UV_CACHE_DIR"
+        place, found = f"uv {arguments[0]} {arguments[1]}", f"exit status {status}; what uv printed is above"
+        raise MachineError("the environment cannot be installed", place=place, found=found, hint=hint)

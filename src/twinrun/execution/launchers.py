@@ -90,8 +90,26 @@ class Launcher:
             cores: CPU cores that the ranks of the node share.
             in_stack: the engine's `render`; a launcher of the stack goes inside, one of the node around it.
         """
-        variables = {
-            **_threads(placement, cores),
+        assert command.arguments[0] == PYTHON
+        words, own = self.inside(placement, node, rendezvous, logs)
+        threads = {
+            "OMP_NUM_THREADS": str(max(1, cores // placement.devices_per_node)),
+            # Threads that spin while they wait take the cores from whatever else runs here: with two busy
+            # processes beside it, one CPU rank took 2.2 s a step instead of 0.37.
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
+        update = {
+            "arguments": (PYTHON, *words, *command.arguments[1:]),
+            "variables": {**threads, **own, **command.variables},
+            "reaches_nodes": placement.nodes > 1,
+        }
+        return in_stack(command.model_copy(update=update))
+
+    def inside(
+        self, placement: RankPlacement, node: str, rendezvous: Rendezvous, logs: str
+    ) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Return the words of the stack's Python before the command, and the variables of every rank."""
+        return (), {
             "RANK": f"${shell.RANK}",
             "LOCAL_RANK": f"${shell.LOCAL_RANK}",
             "GROUP_RANK": f"${shell.NODE}",
@@ -99,10 +117,7 @@ class Launcher:
             "LOCAL_WORLD_SIZE": str(placement.devices_per_node),
             "MASTER_ADDR": rendezvous.first_node,
             "MASTER_PORT": rendezvous.port,
-            **command.variables,
         }
-        update = {"variables": variables, "reaches_nodes": placement.nodes > 1}
-        return in_stack(command.model_copy(update=update))
 
     def culprit(self, logs: Sequence[str]) -> Culprit | None:
         """Return the rank that failed first, as the outputs of the nodes' commands name it."""
@@ -114,19 +129,10 @@ class Torchrun(Launcher):
 
     _FAILURE = re.compile(r"^\s*rank\s*: (\d+).*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 
-    def render(
-        self,
-        command: Command,
-        *,
-        placement: RankPlacement,
-        node: str,
-        rendezvous: Rendezvous,
-        logs: str,
-        cores: int,
-        in_stack: Callable[[Command], NodeCommand],
-    ) -> NodeCommand:
+    def inside(
+        self, placement: RankPlacement, node: str, rendezvous: Rendezvous, logs: str
+    ) -> tuple[tuple[str, ...], dict[str, str]]:
         """Return the agent of one node; it is a program of the stack."""
-        assert command.arguments[0] == PYTHON
         alone = placement.nodes == 1
         # `static` keeps ranks in the order of the nodes, `c10d` does not.
         meeting = (
@@ -134,20 +140,13 @@ class Torchrun(Launcher):
             *("--rdzv-backend", "static", "--rdzv-id", rendezvous.id),
             *("--rdzv-endpoint", f"{rendezvous.first_node}:{rendezvous.port}"),
         )
-        agent = (
-            *(PYTHON, "-m", "torch.distributed.run", *(("--standalone",) if alone else meeting)),
+        words = (
+            *("-m", "torch.distributed.run", *(("--standalone",) if alone else meeting)),
             *("--nproc-per-node", str(placement.devices_per_node)),
             *("--log-dir", node_logs(logs, placement=placement, node=node), "--redirects", "3"),
-            *command.arguments[1:],
         )
-        variables = {
-            **_threads(placement, cores),
-            # One machine: rendezvous must not depend on how the host name resolves.
-            **({"GLOO_SOCKET_IFNAME": "lo"} if alone else {}),
-            **command.variables,
-        }
-        update = {"arguments": agent, "variables": variables, "reaches_nodes": not alone}
-        return in_stack(command.model_copy(update=update))
+        # One machine: rendezvous must not depend on how the host name resolves.
+        return words, {"GLOO_SOCKET_IFNAME": "lo"} if alone else {}
 
     def culprit(self, logs: Sequence[str]) -> Culprit | None:
         """Return the rank that failed and its exit status, as the last report of each agent tells them.
@@ -251,13 +250,3 @@ def load_launcher(name: str) -> Launcher:
 def node_logs(logs: str, *, placement: RankPlacement, node: str) -> str:
     """Return the folder for the logs of a node's ranks; below it a launcher counts ranks from 0."""
     return f"{logs}/node-{node}" if placement.nodes > 1 else logs
-
-
-def _threads(placement: RankPlacement, cores: int) -> dict[str, str]:
-    """Return the variables that share the cores of a node between its ranks."""
-    return {
-        "OMP_NUM_THREADS": str(max(1, cores // placement.devices_per_node)),
-        # Threads that spin while they wait take the cores from whatever else runs here: with two busy
-        # processes beside it, one CPU rank took 2.2 s a step instead of 0.37.
-        "OMP_WAIT_POLICY": "PASSIVE",
-    }

@@ -40,6 +40,8 @@ from twinrun.protocol.metrics_lines import forget as forget_lines
 
 POLL_SECONDS = 0.1
 METRICS = "metrics.jsonl"
+# Is given each line of the metrics.
+Show = Callable[[bytes], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +63,6 @@ class LaunchResult(Frozen):
     attempt: str
     """What the lines of its metrics carry."""
     allocation: Allocation
-    processes: tuple[str, ...] = ()
-    """The process of each rank, in their order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,17 +80,12 @@ class RankCommands:
 
     def task(self, launch: Launch, *, attempt: str) -> Task:
         """Return what the scheduler starts for `launch`; pure. Raises MachineError where srun alone leads."""
-        placement = launch.placement
-        cores = self._rank_cores(placement)
-        return Task(
-            point=placement.id,
-            nodes=placement.nodes,
-            ranks_per_node=placement.devices_per_node,
-            cores_per_rank=cores,
-            commands=self.render(launch, attempt=attempt),
-            starter=self.launcher.starter(placement, cores=cores),
-            identity=self.launcher.IDENTITY,
-        )
+        placement, commands = launch.placement, self.render(launch, attempt=attempt)
+        cores, ranks = self._rank_cores(placement), placement.devices_per_node
+        task = Task(point=placement.id, nodes=placement.nodes, ranks_per_node=ranks, commands=commands)
+        starter = self.launcher.starter(placement, cores=cores)
+        own = {"cores_per_rank": cores, "starter": starter, "identity": self.launcher.IDENTITY}
+        return task.model_copy(update=own)
 
     def _rank_cores(self, placement: RankPlacement) -> int:
         """Return the cores of each rank: those that the site gives it, or its share of this machine."""
@@ -102,11 +97,8 @@ class RankCommands:
         inside, placement, script = self.renderer.inside, launch.placement, launch.script
         program = (inside(script),) if isinstance(script, Path) else ("-m", script)
         job = inside(job_file(self.workspace.run, placement.id))
-        command = Command(
-            arguments=(PYTHON, *program, "--job", job),
-            variables=dict(self.variables),
-            reaches_store=launch.reaches_store,
-        )
+        words, variables = (PYTHON, *program, "--job", job), dict(self.variables)
+        command = Command(arguments=words, variables=variables, reaches_store=launch.reaches_store)
         meeting = Rendezvous(first_node=self.scheduler.first_node(), port=self.scheduler.port(), id=attempt)
         rendered = tuple(
             self.launcher.render(
@@ -122,12 +114,9 @@ class RankCommands:
         )
         others = [word for word in self.launcher.starter(placement, cores=1)[:1] if word != "srun"]
         if rendered[0].srun_options and (not self.scheduler.abilities.steps or others):
-            raise MachineError(
-                "srun alone starts commands of this engine",
-                place=placement.id,
-                found=", ".join([f"--scheduler {self.scheduler.name}", *others]),
-                hint="add --cluster SITE of Slurm, and the launcher srun or torchrun",
-            )
+            hint = "add --cluster SITE of Slurm, and the launcher srun or torchrun"
+            found, message = f"--scheduler {self.scheduler.name}", "srun alone starts commands of this engine"
+            raise MachineError(message, place=placement.id, found=", ".join([found, *others]), hint=hint)
         return rendered
 
 
@@ -136,16 +125,14 @@ class Ranks:
 
     def __init__(self, *, engine: Engine, commands: RankCommands) -> None:
         """Take an engine and what composes its commands."""
-        self._engine = engine
-        self._run = commands.workspace.run
-        self._commands = commands
-        self._scheduler = commands.scheduler
+        self._engine, self._commands = engine, commands
+        self._run, self._scheduler = commands.workspace.run, commands.scheduler
 
     def inside(self, path: Path) -> str:
         """Return `path` as the ranks see it."""
         return self._engine.inside(path)
 
-    def run(self, launch: Launch, *, place: int = 0, show: Callable[[bytes], None]) -> LaunchResult | None:
+    def run(self, launch: Launch, *, place: int = 0, show: Show) -> LaunchResult | None:
         """Run `launch` in a fresh folder, showing each line of its metrics; None when memory ran out.
 
         Args:
@@ -173,9 +160,7 @@ class Ranks:
             # Whoever collects it says so.
             return False
 
-    def collect(
-        self, placement: RankPlacement, pending: Pending, *, show: Callable[[bytes], None]
-    ) -> LaunchResult | None:
+    def collect(self, placement: RankPlacement, pending: Pending, *, show: Show) -> LaunchResult | None:
         """Go on with what was submitted, by this process or another, as `run` does."""
         return self._follow(placement, self._adopt(pending), pending, offset=0, show=show)
 
@@ -194,27 +179,16 @@ class Ranks:
             logs=log_folder(self._run, point),
             start=lambda command, log: self._engine.start(command, log=log),
         )
-        pending = Pending(
-            point=point,
-            place=place,
-            attempt=attempt,
-            scheduler=self._scheduler.name,
-            site=self._scheduler.site.name if self._scheduler.site else "",
-            handle=submission.handle,
-            detached=detached,
-        )
+        site = self._scheduler.site.name if self._scheduler.site else ""
+        told = {"point": point, "place": place, "attempt": attempt, "detached": detached, "site": site}
+        told |= {"scheduler": self._scheduler.name, "handle": submission.handle}
+        pending = Pending.model_validate(told)
         if pending.handle:
             remember(self._run, pending)
         return submission, pending
 
     def _follow(
-        self,
-        placement: RankPlacement,
-        submission: Submission,
-        pending: Pending,
-        *,
-        offset: int,
-        show: Callable[[bytes], None],
+        self, placement: RankPlacement, submission: Submission, pending: Pending, *, offset: int, show: Show
     ) -> LaunchResult | None:
         """Follow what was submitted to its end; what may go on alone is remembered, all else is ended."""
         point, alike, local = placement.id, False, self._scheduler.site is None
@@ -244,21 +218,13 @@ class Ranks:
             return LaunchResult(attempt=pending.attempt, allocation=self._allocation(placement, submission))
         stopped = stop_file(self._run, point)
         if stopped.exists():
-            raise RunInterruptedError(
-                f"the ranks were told to end and have saved after step {load_json(stopped, Stop).step}",
-                place=point,
-                hint="the same command with --resume goes on from there",
-            )
-        now = kills_for_memory() if local else None
-        failure = failure_of(
-            placement,
-            run=self._run,
-            logs=submission.logs(),
-            culprit=self._commands.launcher.culprit,
-            status=status,
-            kills=None if now is None or before is None else now - before,
-        )
-        if failure:
+            message = f"the ranks were told to end and have saved after step {load_json(stopped, Stop).step}"
+            hint = "the same command with --resume goes on from there"
+            raise RunInterruptedError(message, place=point, hint=hint)
+        now, culprit = kills_for_memory() if local else None, self._commands.launcher.culprit
+        kills = None if now is None or before is None else now - before
+        logs = submission.logs()
+        if failure := failure_of(placement, self._run, logs, culprit=culprit, status=status, kills=kills):
             raise failure
         return None
 
@@ -275,20 +241,19 @@ class Ranks:
         reports = rank_reports(point_folder(self._run, placement.id))
         # Again: a job that was requeued may have got other nodes.
         _demand_same_software(_described(reports), placement.id)
-        site = self._scheduler.site
+        site, bindings = self._scheduler.site, tuple(one.binding for one in reports)
+        nodes = tuple(dict.fromkeys(report.host for report in reports)) or submission.nodes
+        name, bound = self._scheduler.name, bindings if any(bindings) else ()
+        told = _described(reports)
         return Allocation(
-            scheduler=self._scheduler.name,
-            nodes=tuple(dict.fromkeys(report.host for report in reports)) or submission.nodes,
-            site=site.name if site else None,
-            reports=_described(reports),
-            bindings=tuple(one.binding for one in reports) if any(one.binding for one in reports) else (),
+            scheduler=name, site=site.name if site else None, nodes=nodes, reports=told, bindings=bound
         )
 
 
 class _Lines:
     """Shows the whole lines that one attempt appends to the metrics of a run."""
 
-    def __init__(self, metrics: Path, *, attempt: str, show: Callable[[bytes], None], offset: int) -> None:
+    def __init__(self, metrics: Path, *, attempt: str, show: Show, offset: int) -> None:
         self._metrics, self._attempt, self._show, self._offset = metrics, attempt, show, offset
 
     def follow(self) -> None:
@@ -333,13 +298,10 @@ def _demand_same_software(nodes: Mapping[str, NodeReport], point: str) -> None:
     other = next((host for host, digest in found.items() if digest != most), None)
     if other:
         like = next(host for host, digest in found.items() if digest == most)
-        raise MachineError(
-            "the nodes have different software",
-            place=point,
-            found=f"{other} has {found[other]}, {like} has {most}",
-            allowed="one environment or image on all nodes",
-            hint=f"install it anew on {other}, or leave that node out with `exclude` of cluster.toml",
-        )
+        message, allowed = "the nodes have different software", "one environment or image on all nodes"
+        hint = f"install it anew on {other}, or leave that node out with `exclude` of cluster.toml"
+        both = f"{other} has {found[other]}, {like} has {most}"
+        raise MachineError(message, place=point, found=both, allowed=allowed, hint=hint)
 
 
 def _software(node: NodeReport) -> str:

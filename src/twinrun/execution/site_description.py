@@ -18,11 +18,7 @@ _DEVICES = ("gpu", "ngpus", "gpus")
 
 
 def describe(
-    *,
-    client: Sequence[str],
-    partition: str | None,
-    gpus: Mapping[str, Gpu] | Collection[str],
-    scheduler: str = "slurm",
+    *, client: Sequence[str], partition: str | None, gpus: Mapping[str, Gpu], scheduler: str = "slurm"
 ) -> str:
     """Return the text of a cluster.toml for the nodes of one partition that are alike.
 
@@ -35,19 +31,17 @@ def describe(
     Raises:
         MachineError: the scheduler is not here, or the partition has no node.
     """
-    asked = Site(
-        scheduler=scheduler,
-        vendor="cpu",
-        nodes=1,
-        devices_per_node=1,
-        cores_per_node=1,
-        partition=partition,
-        shared=("/",),
-        client=tuple(client),
-    )
+    told = {
+        "scheduler": scheduler,
+        "partition": partition,
+        "client": tuple(client),
+        "shared": ("/",),
+        "vendor": "cpu",
+    }
+    asked = Site.model_validate({**told, "nodes": 1, "devices_per_node": 1, "cores_per_node": 1})
     asking = client_of(LoadedSite(name="described", place="cluster.toml:site.described", site=asked))
     name, limit = asking.longest(partition)
-    nodes = [one for one in asking.nodes() if not name or name in one.partitions or not one.partitions]
+    nodes = [one for one in asking.nodes() if not (name and one.partitions) or name in one.partitions]
     if not nodes:
         raise MachineError("the partition has no node", place="cluster describe", found=name or partition)
     # The nodes that most are like; others have another partition, or another feature.
@@ -56,8 +50,8 @@ def describe(
     resource, devices = next(
         ((key, number) for key, number in resources if scheduler == "slurm" or key in _DEVICES), (None, 1)
     )
-    row = _row(resource, list(gpus))
-    vendor = gpus[row].vendor if row and isinstance(gpus, Mapping) else "cpu"
+    row = _row(resource, gpus)
+    vendor = gpus[row].vendor if row else "cpu"
     accounts = asking.accounts() or []
     cluster = asking.setting("ClusterName") or "cluster"
     complete = "                    # complete: "

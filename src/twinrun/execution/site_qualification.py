@@ -9,13 +9,12 @@ from __future__ import annotations
 import datetime
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from twinrun.execution.engine import PYTHON, Command, Engine, log_folder, point_folder
 from twinrun.execution.launchers import RankPlacement
 from twinrun.execution.ranks import METRICS, Launch, RankCommands, Ranks
-from twinrun.execution.schedulers import Submission
 from twinrun.execution.task import Task
 from twinrun.foundation.errors import RunError, TwinrunError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
@@ -32,29 +31,25 @@ _PROGRAM = """
 import json, os, pathlib, signal, socket, sys, time
 out, first = pathlib.Path(sys.argv[1]), sys.argv[2]
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 group = open("/proc/self/cgroup").read().strip().rpartition("::")[2]
 own = pathlib.Path("/sys/fs/cgroup") / group.lstrip("/")
-for folder in (own, *own.parents):
-    limit = folder / "memory.max"
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    memory = min(memory, int(text)) if text.isdigit() else memory
+limits = [one / "memory.max" for one in (own, *own.parents)]
+texts = [one.read_text().strip() for one in limits if one.is_file()]
+whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+memory = min([whole, *(int(one) for one in texts if one != "max")])
 try:
     import torch
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    devices = [torch.cuda.get_device_name(index) for index in range(count)]
+    devices = [torch.cuda.get_device_name(one) for one in range(torch.cuda.device_count())]
 except ImportError:
     devices = []
-facts = {
-    "host": socket.gethostname(), "cores": len(os.sched_getaffinity(0)), "memory_gib": memory >> 30,
-    "devices": devices, "interfaces": [name for _, name in socket.if_nameindex()], "resolved": True,
-}
+facts = {"host": socket.gethostname(), "cores": len(os.sched_getaffinity(0)), "memory_gib": memory >> 30}
+facts |= {"devices": devices, "interfaces": [name for _, name in socket.if_nameindex()], "resolved": True}
 try:
     socket.getaddrinfo(first, None)
 except OSError:
     facts["resolved"] = False
-(out / "facts.part").write_text(json.dumps(facts))
 (out / "alive").write_text("begins")
+(out / "facts.part").write_text(json.dumps(facts))
 (out / "facts.part").rename(out / "facts.json")
 for _ in range(1200):
     (out / "alive").write_text(str(time.time()))
@@ -134,13 +129,7 @@ def qualification_of(site: LoadedSite) -> Qualification | None:
 
 
 def qualify(
-    site: LoadedSite,
-    *,
-    engine: Engine,
-    commands: RankCommands,
-    accelerator: bool,
-    key: Path | None = None,
-    say: Callable[[str], None] = lambda _line: None,
+    site: LoadedSite, *, engine: Engine, commands: RankCommands, accelerator: bool, key: Path | None = None
 ) -> Qualification:
     """Run the two jobs of a site, and write what they found beside it.
 
@@ -154,29 +143,19 @@ def qualify(
     Raises:
         InputError: the key does not sign. What fails at the site stands in `faults`.
     """
-    one = site.site
     found: dict[str, object] = {}
     faults = []
-    say("one job of one node, which is cancelled, and one of two")
-    for nodes in range(1, min(one.nodes, 2) + 1):
+    for nodes in range(1, min(site.site.nodes, 2) + 1):
         try:
             if nodes == 1:
-                found |= _measured_node(one, engine, commands)
+                found |= _measured_node(site.site, engine, commands)
             else:
-                found |= _measured_pair(one, engine, commands, accelerator=accelerator)
+                found |= _measured_pair(site.site, engine, commands, accelerator=accelerator)
         except TwinrunError as error:
             faults.append(" ".join(f"{error.place or ''}: {error.message}: {error.found or ''}".split()))
-    qualification = Qualification.model_validate(
-        {
-            **found,
-            "site": site.name,
-            "declared_sha256": _digest(one),
-            "engine": one.engine,
-            "image": engine.image_digest,
-            "created": datetime.datetime.now(datetime.UTC),
-            "faults": faults,
-        }
-    )
+    found |= {"site": site.name, "declared_sha256": _digest(site.site), "engine": site.site.engine}
+    found |= {"image": engine.image_digest, "created": datetime.datetime.now(datetime.UTC)}
+    qualification = Qualification.model_validate(found | {"faults": tuple(faults)})
     file, text = qualification_file(site), qualification.model_dump_json(indent=1) + "\n"
     write_atomically(file, text)
     if key:
@@ -192,71 +171,46 @@ def _measured_node(site: Site, engine: Engine, commands: RankCommands) -> dict[s
         folder.mkdir(parents=True, exist_ok=True)
     words = (PYTHON, "-c", _PROGRAM, engine.inside(out), scheduler.first_node())
     command = engine.render(Command(arguments=words, variables=dict(commands.variables), reaches_nodes=True))
-    task = Task(
-        point=point,
-        nodes=1,
-        ranks_per_node=site.devices_per_node,
-        cores_per_rank=site.rank_cores,
-        commands=(command,),
-    )
+    ranks, cores = site.devices_per_node, site.rank_cores
+    task = Task(point=point, nodes=1, ranks_per_node=ranks, cores_per_rank=cores, commands=(command,))
     job = scheduler.submit(task, run=run, logs=logs, start=lambda one, log: engine.start(one, log=log))
+    file, alive, deadline = out / "facts.json", out / "alive", time.monotonic() + _START_SECONDS
     try:
-        facts = _said(job, out / "facts.json")
+        while not file.exists():
+            if (status := job.poll()) is not None or time.monotonic() > deadline:
+                text = last_lines("\n".join(end_of(log) for log in job.logs()))
+                raise RunError(f"the job said nothing, and ended with {status}", place=point, found=text)
+            time.sleep(_POLL_SECONDS)
+        facts = load_json(file, NodeFacts)
         # The files that the job prints to are made when it starts, and stay empty.
         began = min((log.stat().st_mtime for log in job.logs()), default=None)
-        cold = (out / "facts.json").stat().st_mtime - began if began else None
+        cold = file.stat().st_mtime - began if began else None
     finally:
         job.cancel()
-    before = (out / "alive").read_text(encoding="ascii")
+    before = alive.read_text(encoding="ascii")
     time.sleep(_LEFT_SECONDS)
-    after = (out / "alive").read_text(encoding="ascii")
-    return {
-        "facts": facts,
-        "nodes": (facts.host,),
-        "cold_start_s": cold,
-        "left_after_cancel": before != after,
-    }
-
-
-def _said(job: Submission, file: Path) -> NodeFacts:
-    deadline = time.monotonic() + _START_SECONDS
-    while not file.exists():
-        if (status := job.poll()) is not None or time.monotonic() > deadline:
-            text = last_lines("\n".join(end_of(log) for log in job.logs()))
-            raise RunError(
-                f"the job said nothing, and ended with {status}", place=file.parent.name, found=text
-            )
-        time.sleep(_POLL_SECONDS)
-    return load_json(file, NodeFacts)
+    left = before != alive.read_text(encoding="ascii")
+    return {"facts": facts, "nodes": (facts.host,), "cold_start_s": cold, "left_after_cancel": left}
 
 
 def _measured_pair(
     site: Site, engine: Engine, commands: RankCommands, *, accelerator: bool
 ) -> dict[str, object]:
     """Return what carries messages between two nodes, and how fast."""
-    run = commands.workspace.run
     placement: RankPlacement = Nodes(id="qualify-2", nodes=2, devices_per_node=site.devices_per_node)
-    out = point_folder(run, placement.id)
-    job = Job(
-        recipe="proof",
-        point=placement.id,
-        world_size=placement.world_size,
-        accelerator=accelerator,
-        out=engine.inside(out),
-        metrics=engine.inside(run / METRICS),
-        attempt="",
-    )
+    run, point, size = commands.workspace.run, placement.id, placement.world_size
+    out, metrics = point_folder(run, point), engine.inside(run / METRICS)
+    told = {"recipe": "proof", "attempt": "", "accelerator": accelerator, "world_size": size}
+    job = Job.model_validate(told | {"point": point, "out": engine.inside(out), "metrics": metrics})
     launch = Launch(placement=placement, script="twinrun.train.proof", job=job)
     done = Ranks(engine=engine, commands=commands).run(launch, show=lambda _line: None)
     if done is None:
-        raise RunError("a message of the all-reduce did not fit into a device", place=placement.id)
-    over = (report.transport.get("GLOO_SOCKET_IFNAME", "") for report in done.allocation.reports.values())
-    return {
-        "nodes": done.allocation.nodes,
-        "bus_gb_s": load_json(out / "result.json", ProofResult).bus_gb_s,
-        "transport": transport(log_folder(run, placement.id))
-        or f"TCP over {', '.join(sorted(set(filter(None, over)))) or 'an interface of its choice'}",
-    }
+        raise RunError("a message of the all-reduce did not fit into a device", place=point)
+    over = {one.transport.get("GLOO_SOCKET_IFNAME", "") for one in done.allocation.reports.values()}
+    carried = transport(log_folder(run, point))
+    carried = carried or f"TCP over {', '.join(sorted(over - {''})) or 'an interface of its choice'}"
+    speed = load_json(out / "result.json", ProofResult).bus_gb_s
+    return {"nodes": done.allocation.nodes, "bus_gb_s": speed, "transport": carried}
 
 
 def transport(logs: Path) -> str:
@@ -267,40 +221,36 @@ def transport(logs: Path) -> str:
     return ""
 
 
-def contradictions(site: Site, found: Qualification, *, gpus: Mapping[str, Gpu] | None = None) -> list[str]:
+def contradictions(site: Site, found: Qualification, *, gpus: Mapping[str, Gpu]) -> list[str]:
     """Return in words what of a site's declarations the measurement speaks against."""
-    wrong, facts = [f"could not be run: {fault}" for fault in found.faults], found.facts
-    if facts:
-        wanted, devices = site.rank_cores * site.devices_per_node, len(facts.devices)
-        row = (gpus or {}).get(site.gpu or "")
-        others = [one for one in facts.devices if row and not any(known.search(one) for known in row.match)]
+    wrong = [f"could not be run: {fault}" for fault in found.faults]
+
+    def hold(key: str, declared: object, measured: object, *, false: bool) -> None:
+        if false:
+            wrong.append(f"{key}: {declared} declared, {measured} found")
+
+    if facts := found.facts:
+        wanted, devices, row = (
+            site.rank_cores * site.devices_per_node,
+            facts.devices,
+            gpus.get(site.gpu or ""),
+        )
+        others = {one for one in devices if not row or not any(known.search(one) for known in row.match)}
         absent = [one for one in site.interfaces if one not in facts.interfaces]
-        wrong += [
-            text
-            for text, false in (
-                (f"cores: {wanted} declared, a job gets {facts.cores}", facts.cores < wanted),
-                (
-                    f"memory_gib: {site.memory_gib} declared, a job gets {facts.memory_gib}",
-                    (site.memory_gib or 0) > facts.memory_gib + 1,
-                ),
-                (
-                    f"devices_per_node: {site.devices_per_node} declared, a job sees {devices}",
-                    bool(site.gpu) and devices != site.devices_per_node,
-                ),
-                (f"gpu: none declared, a job sees {', '.join(facts.devices)}", not site.gpu and devices > 0),
-                (f"gpu: {site.gpu} declared, a job sees {', '.join(sorted(set(others)))}", bool(others)),
-                (f"interfaces: {', '.join(absent)} declared, a node has none of the name", bool(absent)),
-                ("names: a node does not resolve the name of the job's first node", not facts.resolved),
-            )
-            if false
-        ]
-    if found.left_after_cancel:
-        wrong.append("cancel: a process of the job went on after it was cancelled")
-    fast = site.infiniband or "NCCL_NET_PLUGIN" in site.environment or "NCCL_IB_HCA" in site.environment
-    if found.transport and found.slow and fast:
-        wrong.append(f"network: a fast link is declared, and {found.transport} carried the messages")
-    if found.bus_gb_s and site.network_gbit_s and found.bus_gb_s * 8 < ENOUGH * site.network_gbit_s:
-        wrong.append(f"network_gbit_s: {site.network_gbit_s:g} declared, {found.bus_gb_s * 8:.3g} measured")
+        memory, names = site.memory_gib or 0, ", ".join(sorted(others))
+        hold("cores", wanted, facts.cores, false=facts.cores < wanted)
+        hold("memory_gib", memory, facts.memory_gib, false=memory > facts.memory_gib + 1)
+        few = bool(site.gpu) and len(devices) != site.devices_per_node
+        hold("devices_per_node", site.devices_per_node, len(devices), false=few)
+        hold("gpu", site.gpu or "none", names, false=bool(others))
+        hold("interfaces", ", ".join(absent), ", ".join(facts.interfaces), false=bool(absent))
+        hold("names", "a first node", "no address of its name", false=not facts.resolved)
+    left = bool(found.left_after_cancel)
+    hold("cancel", "an end", "a process of the job that went on", false=left)
+    fast = site.infiniband or {"NCCL_NET_PLUGIN", "NCCL_IB_HCA"} & site.environment.keys()
+    hold("network", "a fast link", found.transport, false=bool(fast) and found.slow)
+    declared, gbit = site.network_gbit_s or 0.0, 8 * (found.bus_gb_s or 0.0)
+    hold("network_gbit_s", f"{declared:g}", f"{gbit:.3g}", false=0 < gbit < ENOUGH * declared)
     return wrong
 
 

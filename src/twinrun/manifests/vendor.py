@@ -147,7 +147,7 @@ class ContainerAccess(Frozen):
     """Device driver of the container engine, asked for all devices."""
     capabilities: tuple[str, ...] = ()
     resource: str | None = None
-    """Name under which Kubernetes counts the devices of a node."""
+    """Kind of the devices as the container device interface names them, for Podman."""
     apptainer: tuple[str, ...] = ()
     """Options with which Apptainer passes the devices on."""
     enroot: dict[str, str] = Field(default_factory=dict)

@@ -139,7 +139,6 @@ class SweepRun:
                     hosts=launched.allocation.nodes,
                     part=point.part,
                     attempts=names[:place],
-                    processes=launched.processes,
                     **{name: getattr(numbers, name) for name in type(numbers).model_fields},
                 )
                 slow = Nose(point_folder(self.workspace.run, point.id)).new()

@@ -21,16 +21,13 @@ class GridEngine(BatchScheduler):
     own = ("N", "q", "P", "pe", "o", "e", "j", "S", "wd", "cwd", "notify", "r")
     device_hint = 'add the line `gres = "gpu"`, the name of the resource that `qconf -sc` has'
 
-    def demand(self) -> BatchScheduler:
-        """Return itself; raises InputError, also without a parallel environment."""
+    def demand(self) -> None:
+        """Raise InputError where jobs would get no device or no parallel environment."""
         if self.site.site.parallel_environment is None:
-            raise InputError(
-                "jobs of several slots need a parallel environment",
-                place=f"{self.site.place}.parallel_environment",
-                found="missing",
-                hint="`qconf -spl` lists them; one with a fixed allocation_rule gives whole nodes",
-            )
-        return super().demand()
+            message, place = "jobs of several slots need a parallel environment", self.site.place
+            hint = "`qconf -spl` lists them; one with a fixed allocation_rule gives whole nodes"
+            raise InputError(message, place=f"{place}.parallel_environment", found="missing", hint=hint)
+        super().demand()
 
     def options(self, task: Task) -> Iterator[str]:
         """Yield the options of qsub."""
@@ -95,39 +92,33 @@ class GridEngine(BatchScheduler):
         return " ".join(options)
 
     def _told(self, *command: str) -> ElementTree.Element:
-        printed = self.ask(*command)
+        printed, place = self.ask(*command), " ".join(command)
         try:
             return ElementTree.fromstring(printed)  # noqa: S314 - see above
         except ElementTree.ParseError:
-            raise RunError(
-                "this is no answer of Grid Engine in XML", place=" ".join(command), found=printed[:200]
-            ) from None
+            raise RunError("no answer of Grid Engine in XML", place=place, found=printed[:200]) from None
 
 
 def _job(one: ElementTree.Element) -> JobState:
-    return JobState(
-        id=one.findtext("JB_job_number", ""),
-        name=one.findtext("JB_name", ""),
-        state=one.findtext("state", ""),
-        nodes=one.findtext("queue_name", "").partition("@")[2],
-        user=one.findtext("JB_owner", ""),
-    )
+    keys = {"id": "JB_job_number", "name": "JB_name", "state": "state", "user": "JB_owner"}
+    nodes = one.findtext("queue_name", "").partition("@")[2]
+    told = {key: one.findtext(name, "") for key, name in keys.items()}
+    return JobState.model_validate({**told, "nodes": nodes})
 
 
 def _node(host: ElementTree.Element) -> NodeState:
-    values = {one.get("name"): one.text or "" for one in host.iter("hostvalue")}
-    values |= {one.get("name"): one.text or "" for one in host.iter("resourcevalue")}
-    queues = {str(queue.get("name")): _state_of(queue) for queue in host.iter("queue")}
-    counted = {str(key): int(float(text)) for key, text in values.items() if re.fullmatch(r"\d+\.0+", text)}
-    return NodeState(
-        name=str(host.get("name")),
-        # Letters for what is wrong with a queue; a is a load that passes.
-        up=not queues or any(not set("udEcCsS") & set(state) for state in queues.values()),
-        cores=int(float(values.get("num_proc", "0").replace("-", "0"))),
-        memory_gib=gib_of(values.get("mem_total", "")),
-        devices=counted,
-        partitions=tuple(queues),
-    )
+    values = {
+        str(one.get("name")): one.text or ""
+        for kind in ("hostvalue", "resourcevalue")
+        for one in host.iter(kind)
+    }
+    states = {str(queue.get("name")): _state_of(queue) for queue in host.iter("queue")}
+    # Letters for what is wrong with a queue; a is a load that passes.
+    up = not states or any(not set("udEcCsS") & set(state) for state in states.values())
+    counted = {key: int(float(text)) for key, text in values.items() if re.fullmatch(r"\d+\.0+", text)}
+    cores, memory = values.get("num_proc", "-"), gib_of(values.get("mem_total", ""))
+    own = {"name": str(host.get("name")), "up": up, "partitions": tuple(states), "devices": counted}
+    return NodeState.model_validate({**own, "cores": 0 if cores == "-" else int(cores), "memory_gib": memory})
 
 
 def _state_of(queue: ElementTree.Element) -> str:

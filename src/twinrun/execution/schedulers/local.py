@@ -15,12 +15,11 @@ from twinrun.manifests.cluster import LoadedSite
 def open_scheduler(*, site: LoadedSite | None) -> Local:
     """Return this machine; raises InputError where a site is asked for."""
     if site is not None:
-        raise InputError(
-            "this machine is no site",
-            place="--scheduler local",
-            found=f"--cluster {site.name}",
-            hint=f"leave one of them out; the site has --scheduler {site.site.scheduler}",
+        found, hint = (
+            f"--cluster {site.name}",
+            f"leave one out; the site has --scheduler {site.site.scheduler}",
         )
+        raise InputError("this machine is no site", place="--scheduler local", found=found, hint=hint)
     return Local()
 
 
@@ -65,12 +64,11 @@ class Local:
             MachineError: there are several, or it cannot be started.
         """
         if task.nodes > 1:
-            raise MachineError(
-                "this machine is one node",
-                place="--scheduler local",
-                found=f"{task.point} needs {task.nodes} nodes",
-                hint="print the plan with --dry, or use --scale node",
+            found, hint = (
+                f"{task.point} needs {task.nodes} nodes",
+                "print the plan with --dry, or use --scale node",
             )
+            raise MachineError("this machine is one node", place="--scheduler local", found=found, hint=hint)
         log = logs / "launcher.log"
         return LocalSubmission(start(task.commands[0], log), log)
 
@@ -83,9 +81,7 @@ class LocalSubmission:
     """The command of this machine."""
 
     def __init__(self, running: ProcessGroup, log: Path) -> None:
-        self._running = running
-        self._log = log
-        self.handle = ""
+        self._running, self._log, self.handle = running, log, ""
 
     @property
     def nodes(self) -> tuple[str, ...]:

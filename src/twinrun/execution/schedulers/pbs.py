@@ -87,37 +87,23 @@ class Pbs(BatchScheduler):
 
 def _job(number: str, one: dict[str, Any]) -> JobState:
     hosts = dict.fromkeys(part.partition("/")[0] for part in one.get("exec_host", "").split("+"))
-    return JobState(
-        id=number,
-        name=one.get("Job_Name", ""),
-        state=one.get("job_state", ""),
-        reason=one.get("comment", ""),
-        nodes=",".join(filter(None, hosts)),
-        run_seconds=_or(seconds_of(one.get("resources_used", {}).get("walltime", "")), 0.0),
-        limit_seconds=seconds_of(one.get("Resource_List", {}).get("walltime", "")),
-        user=one.get("Job_Owner", "").partition("@")[0],
-        output=one.get("Output_Path", "").partition(":")[2],
-        status=int(one.get("Exit_status", 0)),
-        ended=one.get("job_state") in _ENDED,
-    )
+    limit = seconds_of(one.get("Resource_List", {}).get("walltime", ""))
+    run = seconds_of(one.get("resources_used", {}).get("walltime", ""))
+    keys = {"name": "Job_Name", "state": "job_state", "reason": "comment"}
+    told = {key: one.get(name, "") for key, name in keys.items()}
+    told |= {"user": one.get("Job_Owner", "").partition("@")[0], "nodes": ",".join(filter(None, hosts))}
+    told |= {"output": one.get("Output_Path", "").partition(":")[2], "limit_seconds": limit}
+    told |= {"run_seconds": run if run < ENDLESS else 0.0, "status": int(one.get("Exit_status", 0))}
+    return JobState.model_validate({"id": number, **told, "ended": told["state"] in _ENDED})
 
 
 def _node(name: str, one: dict[str, Any]) -> NodeState:
     there = one.get("resources_available", {})
     counted = {key: int(value) for key, value in there.items() if str(value).isdecimal() and key != "ncpus"}
-    queues = one.get("queue") or there.get("Qlist") or ""
-    return NodeState(
-        name=name,
-        up=set(str(one.get("state", "")).split(",")) <= _IN_SERVICE,
-        cores=int(there.get("ncpus", 0)),
-        memory_gib=gib_of(str(there.get("mem", "0"))),
-        devices=counted,
-        partitions=tuple(filter(None, str(queues).split(","))),
-    )
-
-
-def _or(seconds: float, other: float) -> float:
-    return seconds if seconds < ENDLESS else other
+    queues = tuple(filter(None, str(one.get("queue") or there.get("Qlist") or "").split(",")))
+    up = set(str(one.get("state", "")).split(",")) <= _IN_SERVICE
+    cores, memory = int(there.get("ncpus", 0)), gib_of(str(there.get("mem", "0")))
+    return NodeState(name=name, up=up, cores=cores, memory_gib=memory, devices=counted, partitions=queues)
 
 
 open_scheduler = Pbs

@@ -10,7 +10,7 @@ from pathlib import Path
 from twinrun.execution.batch import BatchScheduler, JobState, NodeState, seconds_of
 from twinrun.execution.job_script import LOG
 from twinrun.execution.task import Abilities, Task
-from twinrun.foundation.errors import MachineError, RunError
+from twinrun.foundation.errors import MachineError, RunError, TwinrunError
 
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _OUT_OF_SERVICE = re.compile("DOWN|DRAIN|FAIL|FUTURE")
@@ -90,16 +90,13 @@ class Slurm(BatchScheduler):
         """Return the number, without the name of a federation's cluster."""
         return printed.partition(";")[0]
 
-    def refuse(self, command: str, text: str) -> None:
-        """Raise RunError, or MachineError where Slurm does not know this machine."""
-        if _DISTRUST.search(text):
-            raise MachineError(
-                "Slurm does not accept the credentials of this machine",
-                place=command,
-                found=text,
-                hint="munge must run here with the controller's key, and the clocks must agree",
-            )
-        super().refuse(command, text)
+    def refusal(self, command: str, text: str) -> TwinrunError:
+        """Return an error of the machine where Slurm does not know it."""
+        if not _DISTRUST.search(text):
+            return super().refusal(command, text)
+        hint = "munge must run here with the controller's key, and the clocks must agree"
+        message = "Slurm does not accept the credentials of this machine"
+        return MachineError(message, place=command, found=text, hint=hint)
 
     def state(self, number: str) -> JobState | None:
         """Return what the controller says of a job, None of one that it has forgotten."""
@@ -128,7 +125,7 @@ class Slurm(BatchScheduler):
         """Return version and controller."""
         ping = self.ask("scontrol", "ping").strip().splitlines()[0]
         if "is UP" not in ping:
-            self.refuse("scontrol", ping)
+            raise self.refusal("scontrol", ping)
         return f"{self.ask('scontrol', '--version').strip()}; {ping}"
 
     def longest(self, partition: str | None) -> tuple[str, float]:
@@ -171,42 +168,35 @@ def parse_job(line: str) -> JobState:
     fields = _fields(line)
     try:
         status, _, signal = fields["ExitCode"].partition(":")
-        return JobState(
-            id=fields["JobId"],
-            name=fields.get("JobName", ""),
-            state=fields["JobState"],
-            reason=fields.get("Reason", ""),
-            status=-int(signal) if int(signal or 0) else int(status),
-            nodes=fields.get("NodeList", "").replace("(null)", ""),
-            run_seconds=seconds_of(fields.get("RunTime", "")),
-            limit_seconds=seconds_of(fields.get("TimeLimit", "")),
-            output=fields.get("StdOut", ""),
-            user=fields.get("UserId", "").partition("(")[0],
-            ended=fields["JobState"] in _ENDED,
-        )
+        ended, code = fields["JobState"] in _ENDED, -int(signal) if int(signal or 0) else int(status)
+        told = {"id": fields["JobId"], "state": fields["JobState"], "status": code, "ended": ended}
     except (KeyError, ValueError):
         raise RunError("this is no state of a job", place="scontrol", found=line[:200]) from None
+    told |= {
+        "run_seconds": seconds_of(fields.get("RunTime", "")),
+        "limit_seconds": seconds_of(fields.get("TimeLimit", "")),
+    }
+    keys = {"name": "JobName", "reason": "Reason", "nodes": "NodeList", "user": "UserId", "output": "StdOut"}
+    texts = {key: fields.get(name, "").replace("(null)", "") for key, name in keys.items()}
+    return JobState.model_validate({**told, **texts, "user": texts["user"].partition("(")[0]})
 
 
 def _node(fields: dict[str, str]) -> NodeState:
     devices: dict[str, int] = {}
-    for part in fields.get("Gres", "").replace("(null)", "").split(","):
-        *words, count = part.partition("(")[0].split(":")
-        if words:
-            name = ":".join(words) if count.isdecimal() else ":".join([*words, count])
-            devices[name] = devices.get(name, 0) + (int(count) if count.isdecimal() else 1)
-        elif count:
-            devices[count] = 1
-    memory = int(fields.get("RealMemory", "0")) - int(fields.get("MemSpecLimit", "0"))
-    return NodeState(
-        name=fields["NodeName"],
-        up=not _OUT_OF_SERVICE.search(fields.get("State", "")),
-        # Slurm before 20.11 tells no number without the cores that it keeps for itself.
-        cores=int(fields.get("CPUEfctv") or fields.get("CPUTot", "0")),
-        memory_gib=memory // 1024,
-        devices=devices,
-        partitions=tuple(fields.get("Partitions", "").split(",")),
-    )
+    for part in filter(None, fields.get("Gres", "").replace("(null)", "").split(",")):
+        found = re.match(r"(.+?)(?::(\d+))?(?:\(.*)?$", part)
+        if found:
+            devices[found[1]] = devices.get(found[1], 0) + int(found[2] or 1)
+    own = {
+        "name": fields["NodeName"],
+        "up": not _OUT_OF_SERVICE.search(fields.get("State", "")),
+        "devices": devices,
+    }
+    # Without the cores and the memory that Slurm keeps; before 20.11 it tells no number of the former.
+    cores = int(fields.get("CPUEfctv") or fields.get("CPUTot", "0"))
+    memory = (int(fields.get("RealMemory", "0")) - int(fields.get("MemSpecLimit", "0"))) // 1024
+    partitions = tuple(fields.get("Partitions", "").split(","))
+    return NodeState.model_validate({**own, "cores": cores, "memory_gib": memory, "partitions": partitions})
 
 
 def _fields(line: str) -> dict[str, str]:
