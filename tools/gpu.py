@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 file.write(sent, f"submissions/{sent.name}")
         file.writestr("summary.json", json.dumps(hide.value([*steps, *done.values()]), indent=1))
     say(f"to send: {given.out}; nothing has left this machine")
-    return max(step["exit_code"] for step in done.values())
+    return int(max(step["exit_code"] for step in done.values()))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import ctypes
 import math
 import random
 import re
-import shlex
 import shutil
 import struct
 from array import array
@@ -15,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sources import KERNELS, copy_sources
+from sources import copy_sources
 from twinrun_mamba import compile as compiler
 from twinrun_mamba import targets
 
 SOURCE = Path(__file__).with_name("portable_checks.cpp").read_text(encoding="utf-8")
 THREADS = 128
-HEADERS = sorted((KERNELS / "csrc").glob("*.h"))
 NAN = float("nan")
 
 
@@ -281,16 +279,3 @@ def test_emulator_compiles_with_clang_too(tmp_path: Path, monkeypatch: pytest.Mo
     data = array("f", range(THREADS))
     out = Emulator(tmp_path / "objects", 64).run("check_shuffle_xor", data, 64 * THREADS)
     assert out[33 * THREADS] == 33
-
-
-@pytest.mark.parametrize("path", HEADERS, ids=lambda path: path.name)
-def test_a_header_says_what_it_computes_how_and_how_to_run_it(path: Path) -> None:
-    opening = path.read_text(encoding="utf-8").partition("#pragma once")[0]
-    said = dict(re.findall(r"^// (Equation|Tiling|Alone): (.+)$", opening, re.MULTILINE))
-    assert sorted(said) == ["Alone", "Equation", "Tiling"]
-    program, tests, *rest = shlex.split(said["Alone"])
-    assert program == "pytest"
-    words = rest[1].split(" or ") if rest else ["def test_"]
-    assert rest[:1] in ([], ["-k"])
-    source = (KERNELS.parents[2] / tests).read_text(encoding="utf-8")
-    assert all(re.search(rf"^def test_\w*{word}|^{word}", source, re.MULTILINE) for word in words)

@@ -68,7 +68,7 @@ def test_what_is_called_together_is_compiled_together() -> None:
     cxx = cpu_compiler()
     assert cxx
     names = units.kernels_of("cpu", cxx, KERNELS / "csrc")
-    assert len(names) == 124
+    assert len(names) == 118
     for kernel, others in {
         "scan_forward_packed_bf16": {
             "scan_backward_packed_bf16",
@@ -76,7 +76,7 @@ def test_what_is_called_together_is_compiled_together() -> None:
             "scan_split_backward_packed_bf16",
             "scan_split_forward_packed_bf16",
         },
-        "conv_forward_aligned_fp16": {"conv_backward_aligned_fp16", "conv_reduce"},
+        "conv_forward_wide_fp16": {"conv_backward_wide_fp16", "conv_reduce"},
         "conv_update_fp32": set(),
     }.items():
         first, *rest = units.called_together(kernel, names)

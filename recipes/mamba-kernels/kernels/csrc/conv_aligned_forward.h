@@ -1,11 +1,10 @@
 // The convolution forward as training calls it: four taps, no segments, no states, and aligned rows. Channel-first,
 // rows start on 16 bytes and are whole vectors of eight elements; token-major, tokens start on 16 bytes and channels
-// are whole vectors of four. Also for small tensors, aligned or not.
+// are whole vectors of four. Also for small tensors.
 // Kernels of their own: unused code costs instruction fetches, and code in one kernel shares its registers.
 // Equation: out[t] = silu(bias + sum over k of weight[k] x[t - width + 1 + k]).
 // Tiling: 32 lanes on a piece of a row (fp32 128), eight times a lane; token-major a lane has four channels for some
 //   steps.
-// Alone: pytest recipes/mamba-kernels/tests/test_conv.py -k emulated
 #pragma once
 
 #include "conv_forward.h"
@@ -138,42 +137,6 @@ DEVICE void forward_small(const ConvForward& p) {
   inputs.to_floats(x, time > 0);
   filter.apply(y, x);
   store_global(row_of<T>(p.out, tile.batch, tile.channel) + time, Vector<T, TIMES>::from_floats(y));
-}
-
-// Small tensors with unaligned rows: the output's vectors are aligned, so the first starts before the row. A vector
-// that is not all in the row is written element by element, and so are inputs read where their alignment differs.
-template <class T, int TAPS>
-DEVICE void forward_unaligned(const ConvForward& p) {
-  constexpr int TIMES = SMALL_TIMES<T>, BEFORE = Inputs<T, TAPS, TIMES>::BEFORE;
-  const RowTile<LOGICAL_WARP> tile(p);
-  if (tile.channel >= p.sizes.channels) return;
-  const Row<T> in(p.x, tile.batch, tile.channel, p.sizes.length), out(p.out, tile.batch, tile.channel, p.sizes.length);
-  const int shift = out.misalignment(), time = (tile.piece * LOGICAL_WARP + lane()) * TIMES - shift;
-  if (time >= in.length) return;
-
-  const bool ends = time + TIMES > in.length, full = time >= BEFORE && !ends && in.misalignment() == shift;
-  T* to = out.data + time;
-  float x[TAPS - 1 + TIMES], y[TIMES];
-  Inputs<T, TAPS, TIMES> inputs;
-  if (full) inputs.fetch(in.data + time, true);
-  const SiluFilter<T, TAPS> filter(p, tile.channel);
-  if (full) {
-    inputs.to_floats(x, true);
-  } else {
-#pragma unroll
-    for (int i = 0; i < TAPS - 1 + TIMES; ++i) {
-      const int t = time - (TAPS - 1) + i;
-      x[i] = in.contains(t) ? to_float(in.data[t]) : 0.0f;
-    }
-  }
-  filter.apply(y, x);
-  if (time >= 0 && !ends) {
-    store_global(to, Vector<T, TIMES>::from_floats(y));
-  } else {
-#pragma unroll
-    for (int i = 0; i < TIMES; ++i)
-      if (out.contains(time + i)) to[i] = from_float<T>(y[i]);
-  }
 }
 
 // A lane's times of FORWARD_COLUMNS channels, from its index among pieces of tokens, fewer than 2^31 in all.

@@ -1,9 +1,7 @@
 // Causal convolution, backward. The result before silu is recomputed; its gradient g = out_gradient silu'(result) gives
 // x_gradient[t] = sum over j of weight[width - 1 - j] g[t + j] and the gradients of weight and bias, which blocks sum
 // over their range of all times and sequences of a channel.
-// Equation: those of the lines above.
 // Tiling: a block of 64 threads has a channel and a split of all times of its sequences, 8 times a lane.
-// Alone: pytest recipes/mamba-kernels/tests/test_conv.py -k emulated
 #pragma once
 
 #include "conv_common.h"
@@ -20,8 +18,8 @@ template <class T, int TAPS, bool SEGMENTED>
 constexpr int BACKWARD_PREFETCH = SEGMENTED || TAPS > 4 ? 1 : 4 / sizeof(T);
 
 // Shared memory of the sums, in floats.
-template <int TAPS, int COUNT = WARPS>
-constexpr int TIME_SUMS = COUNT * (TAPS + 1);
+template <int TAPS>
+constexpr int TIME_SUMS = WARPS * (TAPS + 1);
 
 template <int mask = 1>
 DEVICE float warp_sum(float x) {
@@ -305,7 +303,7 @@ struct WarpRange {
 };
 
 // Sums over the block's lanes: the gradient of each tap from `unused_taps` of TAPS on and, last, of the bias.
-template <int TAPS, int COUNT, class Own>
+template <int TAPS, class Own>
 DEVICE void store_sums(const ConvBackward& p, float* sums, int64_t channel, int64_t split, int unused_taps,
                        const Own& own) {
   const int warp = thread_index() / WARP_SIZE;
@@ -319,7 +317,7 @@ DEVICE void store_sums(const ConvBackward& p, float* sums, int64_t channel, int6
   if (k > TAPS || k < unused_taps) return;
   float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) sum += sums[i * (TAPS + 1) + k];
+  for (int i = 0; i < WARPS; ++i) sum += sums[i * (TAPS + 1) + k];
   const int64_t position = split * p.sizes.channels + channel;
   if (k == TAPS) {
     p.bias_partial[position] = sum;
@@ -341,7 +339,7 @@ DEVICE void backward_along_time(const ConvBackward& p, float* sums) {
     if (p.initial_gradient.data && begin == 0 && thread_index() % WARP_SIZE == 0)
       store_initial_gradient<T>(p, rows.segments(), batch, channel);
   });
-  store_sums<TAPS, WARPS>(p, sums, channel, split, lane.filter.unused_taps, [&](int k) {
+  store_sums<TAPS>(p, sums, channel, split, lane.filter.unused_taps, [&](int k) {
     return (k < TAPS ? lane.gradients.weight[k] : lane.gradients.bias) * lane.scale;
   });
 }

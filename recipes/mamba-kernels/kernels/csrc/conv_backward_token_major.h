@@ -1,8 +1,6 @@
 // Causal convolution backward, token-major: a lane has COLUMNS channels for some steps, and the four logical warps of a
 // block sum their contributions to the gradients of weight and bias.
-// Equation: that of conv_backward.h.
 // Tiling: a lane has 8 bytes of channels for `steps` steps, a block 256 bytes of channels for four times as many.
-// Alone: pytest recipes/mamba-kernels/tests/test_conv.py -k emulated
 #pragma once
 
 #include "conv_backward.h"

@@ -3,7 +3,6 @@
 // times from the cache, and waits for no other lane.
 // Equation: y[t] as above; its silu is y[t] / (1 + exp(-y[t])).
 // Tiling: blocks of 128 threads; 32 lanes are a logical warp on every GPU.
-// Alone: pytest recipes/mamba-kernels/tests/test_conv.py -k emulated
 #pragma once
 
 #include <type_traits>

@@ -2,7 +2,6 @@
 // Equation: out[t] = silu(bias + sum over k of weight[k] x[t - width + 1 + k]).
 // Tiling: channel-first a block has four channels, 32 lanes a piece of a row each, eight times a lane; token-major a
 //   lane has four channels for `steps` steps.
-// Alone: pytest recipes/mamba-kernels/tests/test_conv.py -k emulated
 #pragma once
 
 #include "conv_common.h"

@@ -1,13 +1,10 @@
 // The convolution's kernels: widths up to 4, or 5 to 8 (wide); channel-first, or token-major. For the inputs of
 // `aligned`, see conv_aligned_forward.h.
-// Equation: that of conv_forward.h, conv_backward.h and conv_update.h.
 // Tiling: a kernel for every type, layout and kind of rows.
-// Alone: pytest recipes/mamba-kernels/tests/test_conv.py -k emulated
 #pragma once
 
 #include "conv_backward_token_major.h"
 #include "conv_aligned_forward.h"
-#include "conv_aligned_backward.h"
 #include "conv_update.h"
 
 // Channel-first. With segments, which are rare, or where a lane has one vector only, no prefetch: unused code costs
@@ -55,9 +52,6 @@ CONV_KERNELS(fp32, wide_, 8, 4, 3, 4, 1)
   KERNEL(conv_forward_small_##type, conv::THREADS, 8, ConvForward) {                 \
     conv::forward_small<type, conv::ALIGNED_TAPS>(p);                                \
   }                                                                                  \
-  KERNEL(conv_forward_unaligned_##type, conv::THREADS, 8, ConvForward) {             \
-    conv::forward_unaligned<type, conv::ALIGNED_TAPS>(p);                            \
-  }                                                                                  \
   KERNEL(conv_forward_token_major_aligned_##type, conv::THREADS, 4, ConvForward) {   \
     conv::forward_token_major_aligned<type, conv::ALIGNED_TAPS>(p);                  \
   }                                                                                  \
@@ -68,14 +62,6 @@ CONV_KERNELS(fp32, wide_, 8, 4, 3, 4, 1)
     SHARED float sums[conv::CHANNEL_SUMS<type, conv::ALIGNED_TAPS>];                 \
     launch_dependent_grids();                                                        \
     conv::backward_along_channels<type, conv::ALIGNED_TAPS, false, true>(p, sums);   \
-  }                                                                                  \
-  KERNEL(conv_backward_aligned_##type, conv::THREADS, 7, ConvBackward) {             \
-    SHARED float sums[conv::TIME_SUMS<conv::ALIGNED_TAPS, conv::ALIGNED_WARPS>];     \
-    SHARED conv::Halo halo;                                                          \
-    launch_dependent_grids();                                                        \
-    p.sizes.silu&& p.sizes.length % conv::ALIGNED_TIMES == 0                         \
-        ? conv::backward_aligned<type, conv::ALIGNED_TAPS, true>(p, sums, halo)      \
-        : conv::backward_aligned<type, conv::ALIGNED_TAPS, false>(p, sums, halo);    \
   }
 
 CONV_ALIGNED(bf16, 5)

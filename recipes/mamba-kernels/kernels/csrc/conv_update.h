@@ -1,7 +1,5 @@
 // Convolution of a few further steps from a state of the last inputs, for generation.
-// Equation: that of conv_forward.h at the steps after the state's.
 // Tiling: a thread has a channel of a sequence, for all its further steps.
-// Alone: pytest recipes/mamba-kernels/tests/test_conv.py -k update
 #pragma once
 
 #include "conv_common.h"

@@ -1,7 +1,5 @@
 // Activations and sums of fp32, for the scan and the convolution.
 // Equation: sigmoid(x) = 1 / (1 + exp(-x)), silu(x) = x sigmoid(x), softplus(x) = log(1 + exp(x)).
-// Tiling: none, a lane computes its own values.
-// Alone: pytest recipes/mamba-kernels/tests/test_portable.py -k softplus
 #pragma once
 
 #include "portable.h"

@@ -1,9 +1,7 @@
 // Runs kernels on the CPU, for tests: the threads of a block are fibers that synchronize at barriers, shuffles and mma
 // instructions. It finds divergence, a missing lane, reliance on an order of lanes and a read of unwritten shared
 // memory, for warps of 32 and of 64 lanes, without a GPU.
-// Equation: none, it runs any kernel.
 // Tiling: a block at a time on each worker, its threads as fibers.
-// Alone: pytest recipes/mamba-kernels/tests/test_portable.py -k wrong
 #pragma once
 
 #include <cstddef>

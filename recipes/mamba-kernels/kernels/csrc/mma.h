@@ -7,7 +7,6 @@
 // error.
 // Equation: d += a b.
 // Tiling: 16 x k by k x 8 over a warp, as above.
-// Alone: pytest recipes/mamba-kernels/tests/test_portable.py -k matrix
 #pragma once
 
 #if defined(__CUDACC__)
@@ -34,7 +33,7 @@ DEVICE void product_tf32_16x8x8(float d[4], const float a[4], const float b[2]) 
         "r"(float_bits(b[0])), "r"(float_bits(b[1])), "f"(0.0f));
 }
 
-#elif defined(__HIP__)
+#elif defined(__HIP__) || EMULATED_WARP_SIZE != 32
 
 DEVICE void product_tf32_16x8x8(float d[4], const float a[4], const float b[2]);
 DEVICE void mma_tf32_16x8x4(float d[4], const float a[2], float b);
@@ -42,7 +41,6 @@ DEVICE void mma_tf32_16x8x8(float d[4], const float a[4], const float b[2]);
 
 #else
 
-#if EMULATED_WARP_SIZE == 32
 template <int depth>
 inline void multiply_tf32(float d[4], const float* a, const float* b) {
   constexpr int parts = depth / 4;
@@ -64,10 +62,5 @@ DEVICE void product_tf32_16x8x8(float d[4], const float a[4], const float b[2]) 
   for (int i = 0; i < 4; ++i) d[i] = 0.0f;
   multiply_tf32<8>(d, a, b);
 }
-#else
-DEVICE void product_tf32_16x8x8(float d[4], const float a[4], const float b[2]);
-DEVICE void mma_tf32_16x8x4(float d[4], const float a[2], float b);
-DEVICE void mma_tf32_16x8x8(float d[4], const float a[4], const float b[2]);
-#endif
 
 #endif

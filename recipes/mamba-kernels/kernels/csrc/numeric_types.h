@@ -1,7 +1,6 @@
 // Scalar types of tensors: 16-bit storage, fp32 arithmetic. Conversion rounds to nearest even; NaN stays NaN.
 // Equation: bf16 and fp16 are fp32 rounded to 8 and 11 digits.
 // Tiling: vectors of up to 16 bytes a lane.
-// Alone: pytest recipes/mamba-kernels/tests/test_portable.py -k "rounding or widens"
 #pragma once
 
 struct bf16 {
@@ -131,31 +130,19 @@ DEVICE fp16 from_float<fp16>(float x) {
 
 // The register type of one memory instruction.
 template <int bytes>
-struct MemoryAccess;
-template <>
-struct MemoryAccess<4> {
-#if defined(__CUDACC__)
-  using Word = uint32_t;
-#else
-  typedef uint32_t Word __attribute__((may_alias));
+struct MemoryAccess {
+#if !defined(__CUDACC__)
+  typedef uint32_t Word __attribute__((vector_size(bytes), may_alias));
 #endif
 };
-template <>
-struct MemoryAccess<8> {
 #if defined(__CUDACC__)
-  using Word = uint2;
-#else
-  typedef uint32_t Word __attribute__((vector_size(8), may_alias));
-#endif
-};
 template <>
-struct MemoryAccess<16> {
-#if defined(__CUDACC__)
-  using Word = uint4;
-#else
-  typedef uint32_t Word __attribute__((vector_size(16), may_alias));
+struct MemoryAccess<4> { using Word = uint32_t; };
+template <>
+struct MemoryAccess<8> { using Word = uint2; };
+template <>
+struct MemoryAccess<16> { using Word = uint4; };
 #endif
-};
 
 // COUNT adjacent elements: a vectorized load or store. Accesses are 16 bytes, or the whole vector where it is smaller,
 // and the address is aligned to the access.

@@ -1,8 +1,5 @@
 // The kernels' parameters: plain structs of pointers, strides and sizes, eight bytes a field. Strides count elements. A
 // null pointer stands for a tensor that was not given.
-// Equation: none, DESIGN.md has those of the kernels.
-// Tiling: the grids are those of the kernels that take a struct, written beside it.
-// Alone: pytest recipes/mamba-kernels/tests/test_launch.py -k handed
 #pragma once
 
 #include <cstdint>
@@ -159,3 +156,17 @@ struct ConvUpdate {
   const int32_t* past;         // (batch): steps so far, and time t is kept at t % state_length; null: shifted
   const int32_t* state_index;  // (batch): the state of each sequence; negative: none, and the output is zero
 };
+
+// What a launch of a kernel asks for beside its blocks: `<kernel>_launch` of its code object, which the build reads.
+// Dynamic shared memory of a block = shared_base + shared_per_state_tile * ceil(states / 16), in bytes.
+struct LaunchSizes {
+  int32_t threads;
+  // Set where warps hand registers to each other: with fewer they would wait for ever. A build that gives other ones is
+  // refused.
+  int32_t registers = 0;
+  int32_t shared_base = 0, shared_per_state_tile = 0;
+};
+
+// The elements of `<kernel>_launch`; `sizes` is LaunchSizes, or a number of threads.
+#define LAUNCH_ARRAY(sizes) \
+  { LaunchSizes{sizes}.registers, LaunchSizes{sizes}.shared_base, LaunchSizes{sizes}.shared_per_state_tile }

@@ -5,15 +5,12 @@
 // A kernel sees blocks of threads along x, warps of WARP_SIZE lanes (AMD's wavefronts), a barrier, shuffles and
 // exponentials. No floating-point atomics: gfx90a turns them into compare-and-swap loops unless a flag permits the
 // unsafe form, and a sum made of them does not repeat bit for bit.
-// Equation: none, what each function returns stands beside it.
 // Tiling: blocks along x of whole warps.
-// Alone: pytest recipes/mamba-kernels/tests/test_portable.py
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "launch_sizes.h"
 #include "params.h"
 
 // KERNEL(name, sizes, blocks, Params) { body } defines a kernel; `sizes` are LaunchSizes, or the threads of a block;
@@ -181,15 +178,6 @@ DEVICE int opaque_index(int index) {
   asm("" : "+v"(index));
   return index;
 }
-DEVICE void cp_async(void* shared, const void* from) { __builtin_memcpy(shared, from, 16); }
-template <int COUNT>
-DEVICE void deallocate_registers() {}
-template <int COUNT>
-DEVICE void allocate_registers() {}
-DEVICE void launch_dependent_grids() {}
-DEVICE void wait_on_dependent_grids() {}
-DEVICE void prefetch_l1(const void*) {}
-DEVICE void cp_async_wait() {}
 extern __attribute__((shared, aligned(16))) float dynamic_memory[];
 DEVICE float* dynamic_shared() { return dynamic_memory; }
 DEVICE uint32_t float_bits(float x) { return __builtin_bit_cast(uint32_t, x); }
@@ -269,16 +257,7 @@ DEVICE int thread_index() { return emulator::thread_index(); }
 DEVICE int reload_thread_index() { return thread_index(); }
 DEVICE int64_t block_index() { return emulator::block_index(); }
 DEVICE void barrier() { emulator::barrier(); }
-template <int COUNT>
-DEVICE void deallocate_registers() {}
-template <int COUNT>
-DEVICE void allocate_registers() {}
-DEVICE void launch_dependent_grids() {}
-DEVICE void wait_on_dependent_grids() {}
 DEVICE float* dynamic_shared() { return emulator::dynamic_shared(); }
-DEVICE void cp_async(void* shared, const void* from) { __builtin_memcpy(shared, from, 16); }
-DEVICE void prefetch_l1(const void*) {}
-DEVICE void cp_async_wait() {}
 template <class T>
 DEVICE T* global_pointer(uintptr_t address) {
   return reinterpret_cast<T*>(address);
@@ -310,6 +289,18 @@ DEVICE float exp2_approx(float x) { return flush_subnormal(std::exp2(flush_subno
 constexpr float EXP2_CORRECTION = 0.0f;
 DEVICE float reciprocal(float x) { return flush_subnormal(1.0f / flush_subnormal(x)); }
 
+#endif
+
+#if !defined(__CUDACC__)
+DEVICE void cp_async(void* shared, const void* from) { __builtin_memcpy(shared, from, 16); }
+template <int COUNT>
+DEVICE void deallocate_registers() {}
+template <int COUNT>
+DEVICE void allocate_registers() {}
+DEVICE void launch_dependent_grids() {}
+DEVICE void wait_on_dependent_grids() {}
+DEVICE void prefetch_l1(const void*) {}
+DEVICE void cp_async_wait() {}
 #endif
 
 #include "numeric_types.h"

@@ -3,18 +3,15 @@
 //   dB_t = sum over channels of dt u g_t          dC_t = sum over channels of dy_t h_t
 //   d(dt u) = sum over states of B_t g_t          d(dt) = u d(dt u) + sum over states of A a_t g_t h_{t-1}
 // Every sum has one order: results repeat bit for bit.
-// Equation: as above.
 // Tiling: a block has 32 channels of one sequence, a warp 8 channels x 4 lanes x 4 states; a chunk's states are
 //   computed again eight steps at a time.
 // In the order of a chunk: scan_backward_items.h makes what the recurrence takes, scan_backward_steps.h runs it,
 //   scan_backward_carry.h keeps what the chunk before needs, scan_backward_items.h makes the gradients of it.
-// Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
 #include "scan_backward_shared.h"
 #include "scan_backward_steps.h"
 #include "scan_backward_items.h"
-#include "scan_backward_carry.h"
 #include "scan_prefix.h"
 
 // The state before a chunk is copied without registers; with several state tiles the next copy would come too early.

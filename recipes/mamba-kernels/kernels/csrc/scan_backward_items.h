@@ -2,7 +2,6 @@
 // gradients of u, delta, z, D and of delta's bias.
 // Equation: du = dt d(dt u) + D dy, d(delta) = d(dt) softplus'(delta + bias), dz = y silu'(z) d(out).
 // Tiling: a thread has eight adjacent items of a chunk.
-// Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
 #include "scan_backward_shared.h"

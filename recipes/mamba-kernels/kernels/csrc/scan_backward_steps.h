@@ -1,7 +1,6 @@
 // A chunk of one state tile, backwards: its states again, eight steps at a time, then those steps in reverse.
 // Equation: g_t = C_t dy_t + a_{t+1} g_{t+1}, and what scan_backward.h sums of it.
 // Tiling: a lane has four states of a channel; eight steps are in its registers.
-// Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
 #include "scan_backward_shared.h"

@@ -2,7 +2,6 @@
 // Equation: y_t = sum over states of C_t h_t, and likewise d(dt), d(dt u); dB_t, dC_t = sums over channels.
 // Tiling: sums over states go through a stage of a warp, four steps at once; sums over channels through its mma tiles,
 //   then over the block's warps.
-// Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
 #include "scan_mma.h"

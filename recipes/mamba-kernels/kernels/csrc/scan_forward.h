@@ -1,8 +1,6 @@
 // Selective scan, forward: h_t = exp(dt_t A) h_{t-1} + dt_t u_t B_t, y_t = C_t h_t + D u_t, out_t = y_t silu(z_t).
-// Equation: that of the first lines.
 // Tiling: a block has 32 channels of one sequence, chunk after chunk; four warps run the recurrence, four the
 //   elementwise work (without tensor cores the same warps do both).
-// Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
 #include "scan_forward_roles.h"

@@ -1,7 +1,6 @@
 // What threads of the scan's forward pass do: elementwise work, loading B and C, the recurrence of a state tile.
 // Equation: out_t = (y_t + D u_t) silu(z_t).
 // Tiling: a thread has eight adjacent items of a chunk, or four states of the recurrence.
-// Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
 #include "scan_forward_steps.h"

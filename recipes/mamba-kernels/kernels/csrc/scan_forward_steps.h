@@ -1,11 +1,9 @@
 // What a block of the scan's forward pass has in shared memory, and the recurrence over one chunk.
 // Equation: h_t = exp(dt_t A) h_{t-1} + dt_t u_t B_t, y_t = C_t h_t.
-// Tiling: that of MmaThreadMap in scan_mma.h; four steps at once.
-// Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
-#include "scan_mma_states.h"
-#include "scan_inputs.h"
+#include "scan_mma.h"
+#include "scan_common.h"
 
 // The recurrence uses mma while all is finite: an mma multiplies masked steps too, and 0 * inf is NaN. From the first
 // chunk that is not finite on it goes without (NO_MMA), and a NaN reaches no step before its own.

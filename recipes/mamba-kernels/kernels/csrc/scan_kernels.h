@@ -2,7 +2,6 @@
 // `packed`: with segments. Each variant is a kernel of its own, because code in one kernel shares its registers.
 // Equation: DESIGN.md has those of both passes.
 // Tiling: a kernel for every type, layout, number of state tiles, and with or without segments.
-// Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
 #include "scan_forward.h"

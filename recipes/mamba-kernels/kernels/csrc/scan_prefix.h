@@ -1,7 +1,6 @@
 // The exclusive prefix of a split: the carry that enters it; see scan_splits.h.
 // Equation: carry = sum over splits before of their aggregates, each decayed over the splits between.
 // Tiling: a lane has four states of a channel and reads up to eight splits at once.
-// Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
 #include "scan_state_vector.h"

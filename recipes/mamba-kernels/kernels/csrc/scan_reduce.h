@@ -3,7 +3,6 @@
 // Equation: dB, dC = sum over blocks; dA, dD, dbias = sum over splits and batch.
 // Tiling: a block has 32 steps of dB or dC of a group, or 128 elements of the others; sums go by eights, pairwise
 //   within.
-// Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
 #include "scan_common.h"

@@ -1,11 +1,9 @@
 // The aggregate of a split: the carry that leaves it when none enters; see scan_splits.h.
-// Equation: that of the pass, from a carry of zero, and the sum of dt over the split.
 // Tiling: a block has a split of a tile of 32 channels and one state tile.
-// Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
 #include "scan_state_vector.h"
-#include "scan_inputs.h"
+#include "scan_common.h"
 
 // dt of thread items; zero outside the tensor, where the carry then stays as it is.
 template <class T, bool FULL>

@@ -4,7 +4,6 @@
 // its split's exclusive prefix (scan_prefix.h), in order.
 // Equation: the carry that leaves a split is exp(A sum of dt) times the one that enters, plus its aggregate.
 // Tiling: a split is an equal run of chunks, the last the remainder; blocks count channels, then batch, then splits.
-// Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
 #include "scan_common.h"

@@ -3,9 +3,7 @@
 //
 // With tensor cores the channels of a warp lie along the columns of an mma operand; without, the lanes of a channel are
 // adjacent.
-// Equation: none, it says which lane has which element.
 // Tiling: a warp has 8 channels (16 of 64 lanes) x 4 lanes x 4 adjacent states.
-// Alone: pytest recipes/mamba-kernels/tests/test_scan.py -k emulated
 #pragma once
 
 #include "scan_common.h"

@@ -26,7 +26,7 @@ BACKWARD = Parameters("n" * 6 + "s" * 6 + "aaa" + "nn" + "aa")
 REDUCE = Parameters("aaaa" + "nnn")
 UPDATE = Parameters("n" * 6 + "sss" + "n" + "aaaa")
 THREADS = 128
-# What models are trained with: only this width has kernels of its own for aligned, small and unaligned rows.
+# What models are trained with: only this width has kernels of its own for aligned and small rows.
 ALIGNED_WIDTH = 4
 # Bytes of a row that a team of conv_forward_small* has, times of a lane of conv_forward_tokens_small*, bytes
 # of a step that a block of conv_backward_tokens_* has, and places of a block of conv_reduce.
@@ -50,9 +50,7 @@ def forward(launch: Launcher, inputs: tuple[Any, ...], *, silu: bool, last: bool
     width = weight.shape[1]
     out = new_sequence(x, time_adjacent)
     special = last or initial_states is not None or seq_idx is not None
-    variant = _variant(width, x, out, time_adjacent=time_adjacent, special=special, times=8)
-    # Rows that start anywhere, or of any length.
-    variant = variant or ("_unaligned" if width == ALIGNED_WIDTH and not special else "")
+    variant = _variant(width, x, out, time_adjacent=time_adjacent, special=special)
     arch = launch.code_object.arch
     name, blocks, pieces, sizes = _forward_plan(x.dtype, x.shape, width, variant, timing(arch))
     states = x.new_empty((*x.shape[:2], width - 1) if last else (0,))
@@ -76,9 +74,9 @@ def backward(
     weight, bias, seq_idx = contiguous(weight, bias, seq_idx)
     channels, width = weight.shape
     gx = new_sequence(x, time_adjacent)
-    special = last_gradient is not None or initial_states is not None or seq_idx is not None
-    times = 16 // x.element_size()
-    variant = _variant(width, x, out_gradient, gx, time_adjacent=time_adjacent, special=special, times=times)
+    # Rows along time have one kernel for all.
+    special = time_adjacent or last_gradient is not None or initial_states is not None or seq_idx is not None
+    variant = _variant(width, x, out_gradient, gx, time_adjacent=time_adjacent, special=special)
     name, blocks, steps, splits, sizes = _backward_plan(x.dtype, x.shape, width, variant)
     ginitial = None if initial_states is None else x.new_empty(initial_states.shape)
     gweight = weight.new_empty((splits, channels, width))
@@ -119,14 +117,11 @@ def _reduce(launch: Launcher, weight_partial: Tensor, bias_partial: Tensor) -> t
     return gweight, gbias
 
 
-def _variant(width: int, *sequences: Tensor, time_adjacent: bool, special: bool, times: int) -> str:
-    """Return the variant of kernels: aligned as conv_aligned_forward.h has it, with no state or segment.
-
-    Rows are then whole vectors of `times`.
-    """
+def _variant(width: int, *sequences: Tensor, time_adjacent: bool, special: bool) -> str:
+    """Return the variant of kernels: aligned as conv_aligned_forward.h has it, with no state or segment."""
     variant = ("" if time_adjacent else "_token_major") + ("_wide" if width > 4 else "")
     _, channels, length = sequences[0].shape
-    if width != ALIGNED_WIDTH or special or (length % times if time_adjacent else channels % 4):
+    if width != ALIGNED_WIDTH or special or (length % 8 if time_adjacent else channels % 4):
         return variant
     return f"{variant}_aligned" if is_aligned(time_adjacent, *sequences) else variant
 
@@ -138,14 +133,10 @@ def _forward_plan(
     """Return the kernel, its blocks, how it cuts rows into pieces, and the sizes."""
     batch, channels, length = shape
     elements, is_fp32 = batch * channels * length, dtype is torch.float32
-    token_major, aligned, unaligned = (
-        variant.startswith(word) for word in ("_token_major", "_aligned", "_unaligned")
-    )
+    token_major, aligned = variant.startswith("_token_major"), variant.startswith("_aligned")
     large = elements >= of.large_elements * (5 if aligned and not is_fp32 else 1)
-    large = large and (length >= of.long_row or not (aligned or unaligned))
-    if unaligned and large and not is_fp32:
-        variant, unaligned = "", False
-    small = unaligned or (elements < of.medium_elements if token_major else aligned and not large)
+    large = large and (length >= of.long_row or not aligned)
+    small = elements < of.medium_elements if token_major else aligned and not large
     variant = variant.replace("_aligned", "_small") if small else variant
     # Steps of a lane through tokens, else of a team of 32 lanes.
     if "_token_major_small" in variant:
@@ -158,8 +149,7 @@ def _forward_plan(
         steps = 2048 if large else 256
     # Rows of a block, as ALIGNED_LANES of conv_aligned_forward.h has it, or columns of a lane.
     rows = 1 if large and aligned and is_fp32 else 4
-    # What starts before a row may be one vector more.
-    groups, pieces = -(-channels // rows), -(-(length + 7 * unaligned) // steps)
+    groups, pieces = -(-channels // rows), -(-length // steps)
     units = batch * groups * pieces
     blocks = -(-units // THREADS) if token_major else units
     cut = (steps, pieces, _fast_divisor(pieces), _fast_divisor(groups))
