@@ -16,9 +16,8 @@ import pytest
 
 from tests.execution.clusters import ROOT, SECONDS, changed, cluster, container, docker, processes, until
 from twinrun.cli import sites
-from twinrun.execution.batch import client_of
 from twinrun.execution.engine import NodeCommand
-from twinrun.execution.schedulers import Submission, load_scheduler
+from twinrun.execution.schedulers import Submission, client_of, load_scheduler
 from twinrun.execution.site_checks import check_site
 from twinrun.execution.task import Task
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from twinrun.execution.batch import client_of
+from twinrun.execution.schedulers import client_of
 from twinrun.execution.site_checks import check_site
 from twinrun.execution.site_description import describe
 from twinrun.foundation.errors import RunInterruptedError

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.execution.placements import SITE
-from twinrun.execution.batch import client_of
 from twinrun.execution.engine import NodeCommand
-from twinrun.execution.schedulers import Submission, load_scheduler
+from twinrun.execution.schedulers import Submission, client_of, load_scheduler
 from twinrun.execution.task import Task
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.manifests.cluster import LoadedSite

@@ -11,10 +11,10 @@ from rich.console import Group
 
 from twinrun.cli.console import Shown, demand_with, demand_without, tell
 from twinrun.execution import site_description
-from twinrun.execution.batch import BatchScheduler, client_of
+from twinrun.execution.batch import BatchScheduler
 from twinrun.execution.engine import log_folder
 from twinrun.execution.pending import FOLDER, Pending, all_pending
-from twinrun.execution.schedulers import load_scheduler
+from twinrun.execution.schedulers import client_of, load_scheduler
 from twinrun.execution.site_checks import check_site
 from twinrun.execution.site_qualification import contradictions, qualification_file
 from twinrun.foundation.cache import SHIPPED, project_root, runs_folder

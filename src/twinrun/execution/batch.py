@@ -11,12 +11,10 @@ from pathlib import Path
 
 from pydantic import Field
 
-from twinrun.execution import schedulers, shell
+from twinrun.execution import shell
 from twinrun.execution.job_script import LOG, SCRIPT, SET_UP_FAILED, STATUS_FILE, JobScript
 from twinrun.execution.pending import SchedulerSilentError
-from twinrun.execution.schedulers import Start
-from twinrun.execution.task import Abilities, Task
-from twinrun.foundation.discovery import load_part
+from twinrun.execution.task import Abilities, Start, Task
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen
@@ -379,14 +377,6 @@ class BatchJob:
                 state = self._scheduler.state(self.handle)
                 self._ended = state is None or state.ended
                 time.sleep(0 if self._ended else min(0.5, self._scheduler.site.site.poll_seconds))
-
-
-def client_of(site: LoadedSite) -> BatchScheduler:
-    """Return what the scheduler of a site is asked through, whatever its jobs would lack."""
-    client = load_part(schedulers, site.site.scheduler).open_scheduler(site=site)
-    if not isinstance(client, BatchScheduler):
-        raise InputError("no scheduler of jobs", place=f"{site.place}.scheduler", found=site.site.scheduler)
-    return client
 
 
 def seconds_of(text: str) -> float:

@@ -6,7 +6,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from twinrun.execution.batch import ENDLESS, BatchScheduler, client_of
+from twinrun.execution.batch import ENDLESS, BatchScheduler
+from twinrun.execution.schedulers import client_of
 from twinrun.execution.site_qualification import Qualification, contradictions, qualification_of
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import TwinrunError

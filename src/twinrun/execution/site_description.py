@@ -6,7 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from twinrun.execution.batch import ENDLESS, client_of
+from twinrun.execution.batch import ENDLESS
+from twinrun.execution.schedulers import client_of
 from twinrun.foundation.errors import MachineError
 from twinrun.manifests.cluster import LoadedSite, Site
 from twinrun.manifests.vendor import Gpu

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 
-from twinrun.execution.engine import NodeCommand
+from twinrun.execution.engine import NodeCommand, ProcessGroup
 from twinrun.foundation.manifest import Frozen
+
+# Starts a command on this machine with its output in a file, as the engine does it that rendered it.
+Start = Callable[[NodeCommand, Path], ProcessGroup]
 
 
 class Abilities(Frozen):

@@ -6,8 +6,7 @@ import platform
 from pathlib import Path
 
 from twinrun.execution.engine import ProcessGroup
-from twinrun.execution.schedulers import Start
-from twinrun.execution.task import Abilities, Task
+from twinrun.execution.task import Abilities, Start, Task
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.cluster import LoadedSite
 
