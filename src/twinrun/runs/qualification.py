@@ -38,14 +38,8 @@ def qualified(
     commands = rank_commands(
         selection, renderer=opened, workspace=workspace, variables={"NCCL_DEBUG": "INFO"}
     )
-    return qualify(
-        selection.site,
-        engine=opened,
-        commands=commands,
-        accelerator=selection.accelerator,
-        key=key,
-        say=say,
-    )
+    gpus = selection.accelerator
+    return qualify(selection.site, engine=opened, commands=commands, accelerator=gpus, key=key)
 
 
 def _selection(project: Project, site: str, engine: str | None) -> Selection:
