@@ -9,23 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from twinrun.foundation.errors import MachineError
-
 # Values that share a scale: long enough that the scale is 1.6 % of the bytes, short enough that one large
 # value costs few others their digits.
 BLOCK = 256
 # Smaller than any gradient that matters; keeps a block of zeros from dividing by zero.
 LEAST_SCALE = 1e-30
-# Of Zstandard's levels the fastest that has entropy codes.
-ENTROPY_LEVEL = 1
 
 
 class Codec(ABC):
     """Encodes floating-point values; what is not a number stays not a number."""
 
     @abstractmethod
-    def bytes_of(self, count: int) -> int | None:
-        """Return the bytes that `count` values are encoded in; None where that follows from the values."""
+    def bytes_of(self, count: int) -> int:
+        """Return the bytes that `count` values are encoded in."""
 
     @abstractmethod
     def encode(self, values: Tensor, *, plus: Tensor | None = None, lost: Tensor | None = None) -> Tensor:
@@ -136,42 +132,8 @@ class BlockScaleCodec(Codec):
         return digits, payload[blocks * BLOCK :].view(torch.float32)
 
 
-class Entropy(Codec):
-    """What another codec makes, frequent bytes in fewer bits by Zstandard on the host: for slow links."""
-
-    def __init__(self, inner: Codec) -> None:
-        """Take the other codec; raises MachineError where the package zstd is missing."""
-        # Ranks that do not ask for it start without.
-        try:
-            import zstd
-        except ImportError:
-            hint = "install zstd; it comes with mosaicml-streaming"
-            raise MachineError("entropy codes need Zstandard", found="no package zstd", hint=hint) from None
-
-        self._inner, self._zstd = inner, zstd
-
-    def bytes_of(self, _count: int) -> int | None:
-        return None
-
-    def encode(self, values: Tensor, *, plus: Tensor | None = None, lost: Tensor | None = None) -> Tensor:
-        second = None if plus is None else self._changed(plus, self._zstd.uncompress)
-        payload = self._inner.encode(values, plus=second, lost=lost)
-        return self._changed(payload, lambda content: self._zstd.compress(content, ENTROPY_LEVEL, 1))
-
-    def decode_into(self, target: Tensor, payload: Tensor) -> None:
-        self._inner.decode_into(target, self._changed(payload, self._zstd.uncompress))
-
-    @staticmethod
-    def _changed(payload: Tensor, change: Callable[[bytes], bytes]) -> Tensor:
-        if not payload.numel():
-            return payload
-        content = bytearray(change(payload.cpu().numpy().tobytes()))
-        return torch.frombuffer(content, dtype=torch.uint8).to(payload.device)
-
-
 CODECS: dict[str, Callable[[], Codec]] = {
     "bf16": Bf16Codec,
     "fp8": lambda: BlockScaleCodec(torch.float8_e4m3fn),
     "int8": lambda: BlockScaleCodec(torch.int8),
-    "int8-entropy": lambda: Entropy(BlockScaleCodec(torch.int8)),
 }

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from twinrun.train import rank
 
-FEEDBACK, ENTROPY = "-feedback", "-entropy"
+FEEDBACK = "-feedback"
 
 
 class Reducer:
@@ -32,11 +32,6 @@ class Reducer:
     def of_library(cls) -> Reducer:
         """Return the library's own, whatever algorithm it chooses."""
         return cls("library", dist.all_reduce, name="library")
-
-    @property
-    def takes_numbers(self) -> bool:
-        """Whether what a link carries follows from the numbers, so that zeros would take no time."""
-        return self.compression.endswith(ENTROPY)
 
     def __call__(self, buffer: Tensor) -> None:
         """Sum `buffer` over all ranks."""

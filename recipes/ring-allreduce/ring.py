@@ -132,7 +132,7 @@ class Ring:
         def start(step: int, bucket: int) -> tuple[Transfer, Callable[[], object]]:
             leaving, coming = (self._place - step) % self.size, (self._place - step - 1) % self.size
             payload = self._payload(work, leaving, bucket)
-            arrived = self._room(work.chunks[coming][bucket], payload)
+            arrived = self._room(work.chunks[coming][bucket])
             return self._move(payload, arrived), lambda: self._add(work, coming, bucket, arrived)
 
         return start
@@ -148,7 +148,7 @@ class Ring:
             if step == 0:
                 payloads[leaving, bucket] = self._payload(work, leaving, bucket)
             payload = payloads.pop((leaving, bucket))
-            arrived = target if self._codec is None else self._room(target, payload)
+            arrived = target if self._codec is None else self._room(target)
             payloads[coming, bucket] = arrived
             transfer = self._move(payload, arrived)
             if step == 0:
@@ -202,16 +202,11 @@ class Ring:
         lost = None if work.lost is None else work.lost[chunk][bucket]
         return self._codec.encode(values, plus=work.arrived.pop((chunk, bucket), None), lost=lost)
 
-    def _room(self, target: Tensor, payload: Tensor) -> Tensor:
-        """Return memory for what comes in place of `target` while `payload` leaves."""
+    def _room(self, target: Tensor) -> Tensor:
+        """Return memory for what comes in place of `target`."""
         if self._codec is None:
             return torch.empty_like(target)
-        size = self._codec.bytes_of(target.numel())
-        if size is None:
-            sizes = torch.tensor([payload.numel(), 0], device=payload.device)
-            self._move(sizes[:1], sizes[1:]).wait()
-            size = int(sizes[1])
-        return target.new_empty(size, dtype=torch.uint8)
+        return target.new_empty(self._codec.bytes_of(target.numel()), dtype=torch.uint8)
 
     def _add(self, work: _Work, chunk: int, bucket: int, arrived: Tensor) -> None:
         """Add what came to a bucket; what is compressed, when the bucket leaves, in the same pass."""

@@ -142,30 +142,19 @@ def _check(q: Tensor, k: Tensor, v: Tensor, *, rank: int, dropout_p: float, soft
         raise UnsupportedError(f"softcap is {softcap}: it is 0 for none, or more")
     # Symbolic sizes cannot be looked up, nor does a compiler look into a cache.
     check = _check_once if is_eager(q) else _check_forms
-    shapes, dtypes, devices = (
-        (q.shape, k.shape, v.shape),
-        (q.dtype, k.dtype, v.dtype),
-        (q.device, k.device, v.device),
-    )
-    check(shapes, dtypes, devices, rank, INTERPRETED)
+    check(rank, INTERPRETED, *((one.shape, one.dtype, one.device) for one in (q, k, v)))
 
 
-def _check_forms(
-    shapes: tuple[Any, ...],
-    dtypes: tuple[torch.dtype, ...],
-    devices: tuple[torch.device, ...],
-    rank: int,
-    interpreted: bool,
-) -> None:
+def _check_forms(rank: int, interpreted: bool, *forms: tuple[Any, torch.dtype, torch.device]) -> None:
     """Raise UnsupportedError for queries, keys and values of forms that the kernels cannot take."""
+    shapes, dtypes, devices = zip(*forms)
     q, k, v = shapes
     if any(len(one) != rank for one in shapes):
         raise UnsupportedError(f"tensors have {len(q)}, {len(k)}, {len(v)} dimensions, not {rank}")
     if len(set(devices)) > 1:
         raise UnsupportedError(f"tensors are on {', '.join(map(str, devices))}, not on one device")
     # The interpreter computes in fp32 whatever it is given, so it takes that too.
-    allowed = (*DTYPES, torch.float32) if interpreted else DTYPES
-    if len(set(dtypes)) > 1 or dtypes[0] not in allowed:
+    if len(set(dtypes)) > 1 or dtypes[0] not in ((*DTYPES, torch.float32) if interpreted else DTYPES):
         raise UnsupportedError(f"tensors are {', '.join(map(str, dtypes))}, not all bfloat16 or float16")
     if devices[0].type != "cuda" and not interpreted:
         raise UnsupportedError(

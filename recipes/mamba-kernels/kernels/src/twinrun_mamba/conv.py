@@ -53,9 +53,8 @@ def causal_conv1d_fn(
     validation.one_of("layout", layout, LAYOUTS)
     x = channel_first(x, layout)
     index, kind = sequence_index(seq_idx, cu_seqlens, x), compute_type(x)
-    if final_states_out is not None:
-        shape, dims = (*x.shape[:2], weight.shape[1] - 1), ("batch", "channels", "width - 1")
-        validation.like("final_states_out", final_states_out, x.dtype, x.device, shape, dims)
+    shape, dims = (*x.shape[:2], weight.shape[1] - 1), ("batch", "channels", "width - 1")
+    validation.like("final_states_out", final_states_out, x.dtype, x.device, shape, dims)
     keep = return_final_states or final_states_out is not None
     inputs = (x, cast(weight, kind), cast(bias, kind), initial_states, index)
     out, last = conv_forward(*inputs, activation is not None, keep, backend or "")

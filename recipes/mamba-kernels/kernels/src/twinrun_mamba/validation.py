@@ -66,14 +66,14 @@ def one_of(name: str, value: object, allowed: Sequence[object]) -> None:
 
 def like(
     name: str,
-    tensor: Tensor,
+    tensor: Tensor | None,
     dtype: torch.dtype,
     device: torch.device,
     shape: tuple[int, ...],
     dims: tuple[str, ...],
 ) -> None:
-    """Raise unless a tensor has this dtype, device and shape."""
-    if tensor.dtype is dtype and tensor.shape == shape and tensor.device == device:
+    """Raise unless a tensor, where it is given, has this dtype, device and shape."""
+    if tensor is None or (tensor.dtype is dtype and tensor.shape == shape and tensor.device == device):
         return
     if tensor.dtype is not dtype:
         raise ArgumentTypeError(name, tensor.dtype, dtype)
@@ -111,17 +111,12 @@ def scan(
     like("delta", delta, kind, device, (batch, channels, length), SEQUENCE)
     like("B", B, kind, device, (batch, groups, states, length), PROJECTION)
     like("C", C, kind, device, (batch, groups, states, length), PROJECTION)
-    if D is not None:
-        like("D", D, weight, device, (channels,), ("channels",))
-    if z is not None:
-        like("z", z, kind, device, (batch, channels, length), SEQUENCE)
-    if delta_bias is not None:
-        like("delta_bias", delta_bias, weight, device, (channels,), ("channels",))
-    if initial_state is not None:
-        shape = (batch, channels, states)
-        like("initial_state", initial_state, weight, device, shape, ("batch", "channels", "states"))
-    if seq_idx is not None:
-        like("seq_idx", seq_idx, torch.int32, device, (batch, length), ("batch", "length"))
+    like("D", D, weight, device, (channels,), ("channels",))
+    like("z", z, kind, device, (batch, channels, length), SEQUENCE)
+    like("delta_bias", delta_bias, weight, device, (channels,), ("channels",))
+    shape = (batch, channels, states)
+    like("initial_state", initial_state, weight, device, shape, ("batch", "channels", "states"))
+    like("seq_idx", seq_idx, torch.int32, device, (batch, length), ("batch", "length"))
     return Sizes(batch, channels, length, states, groups)
 
 
@@ -149,8 +144,7 @@ def state_update(
     like("state", state, state.dtype, device, (batch, channels, states), ("batch", "channels", "states"))
     writable("state", state)
     for name, sequence in (("dt", dt), ("z", z)):
-        if sequence is not None:
-            like(name, sequence, x.dtype, device, (batch, channels), ("batch", "channels"))
+        like(name, sequence, x.dtype, device, (batch, channels), ("batch", "channels"))
     groups = (B.shape[1],) if B.dim() == 3 else ()
     for name, projection in (("B", B), ("C", C)):
         dims = ("batch", *("groups" for _ in groups), "states")
@@ -192,11 +186,9 @@ def conv(
     """Raise unless a convolution's arguments fit each other; `native` also restricts dtypes."""
     batch, channels, length = x.shape
     width = _filter(x, weight, bias, native=native)
-    if initial_states is not None:
-        shape, dims = (batch, channels, width - 1), ("batch", "channels", "width - 1")
-        like("initial_states", initial_states, x.dtype, x.device, shape, dims)
-    if seq_idx is not None:
-        like("seq_idx", seq_idx, torch.int32, x.device, (batch, length), ("batch", "length"))
+    shape, dims = (batch, channels, width - 1), ("batch", "channels", "width - 1")
+    like("initial_states", initial_states, x.dtype, x.device, shape, dims)
+    like("seq_idx", seq_idx, torch.int32, x.device, (batch, length), ("batch", "length"))
 
 
 def conv_update(
@@ -221,8 +213,7 @@ def conv_update(
         raise ArgumentError("conv_state", f"{kept} inputs", f"{width - 1} or more, the width less one")
     writable("conv_state", conv_state)
     for name, tensor in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
-        if tensor is not None:
-            like(name, tensor, torch.int32, x.device, (batch,), ("batch",))
+        like(name, tensor, torch.int32, x.device, (batch,), ("batch",))
 
 
 def _filter(x: Tensor, weight: Tensor, bias: Tensor | None, *, native: bool) -> int:
@@ -234,6 +225,5 @@ def _filter(x: Tensor, weight: Tensor, bias: Tensor | None, *, native: bool) -> 
     like("weight", weight, kind, x.device, (channels, width), ("channels", "width"))
     if not WIDTHS[0] <= width <= WIDTHS[1]:
         raise ArgumentError("weight", f"width {width}", f"{WIDTHS[0]} to {WIDTHS[1]}")
-    if bias is not None:
-        like("bias", bias, kind, x.device, (channels,), ("channels",))
+    like("bias", bias, kind, x.device, (channels,), ("channels",))
     return int(width)
