@@ -10,14 +10,19 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from invoke.collection import Collection
+from invoke.exceptions import ParseError
+from invoke.parser import Parser
 
+import tasks
 from tests.commands import ROOT, invoke
 from tests.contracts.tree import project_files, shown
 
 # What the template's page says is shown by the recipe that is baked.
 PAGES = [path for path in project_files("*.md") if "{{" not in shown(path)]
 BLOCK = re.compile(r"^```(?:console|bash|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-INLINE = re.compile(r"`((?:invoke|nox)\b[^`\n]*)`")
+PROGRAMS = ("invoke", "twinrun", "nox")
+INLINE = re.compile(rf"`((?:{'|'.join(PROGRAMS)})\b[^`\n]*)`")
 CODE = re.compile(r"^```(toml|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # A page bakes a recipe before it runs it.
 MADE = re.compile(r"^cookiecutter .*\bname=([\w-]+)", re.MULTILINE)
@@ -91,7 +96,7 @@ def commands_in(text: str) -> list[str]:
     lines = [line.removeprefix("$ ").partition("  #")[0].strip() for line in blocks.splitlines()]
     parts = [part.strip() for line in lines for part in line.split("&&")]
     inline = [one.replace("\\|", "|") for one in INLINE.findall(text)]
-    return [part for part in (*parts, *inline) if part.split()[:1] in (["invoke"], ["nox"])]
+    return [part for part in (*parts, *inline) if part.split()[:1] and part.split()[0] in PROGRAMS]
 
 
 def shown_commands() -> dict[str, list[str]]:
@@ -145,6 +150,8 @@ def fault_of(command: str, sites: Path) -> str:
         return "".join(f"no session {name}" for name in named if name not in sessions())
     if not words or words[0].startswith("-") or words[0] == "COMMAND":
         return ""
+    if program == "invoke" and (fault := invokes_own(words)):
+        return fault
     # An option that a sentence names has no subject.
     subject = words[1:2] and not words[1].startswith("-")
     whole = subject or words[0] == "recipes" or words[:2] == ["build", "--stack"]
@@ -154,6 +161,16 @@ def fault_of(command: str, sites: Path) -> str:
     options = [word.partition("=")[0] for word in words if word.startswith("--")]
     missing = [one for one in options if not re.search(rf"(?<![\w-]){one}(?![\w-])", done.stdout)]
     return done.stderr or "".join(f"no option {one}" for one in missing)
+
+
+def invokes_own(words: list[str]) -> str:
+    """Return why Invoke's own parser, which takes one value an option, does not read a command."""
+    try:
+        Parser(contexts=Collection.from_module(tasks).to_contexts()).parse_argv(words)
+    except ParseError as error:
+        # A sentence may name a command without its words.
+        return "" if len(words) == 1 or words[1].startswith("-") else str(error)
+    return ""
 
 
 def refusal(words: list[str], sites: Path) -> str:
