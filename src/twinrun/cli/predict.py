@@ -1,12 +1,13 @@
-"""`twinrun predict`: memory and time of a training on GPUs that nobody has to have."""
+"""`twinrun predict`: memory and time of a training on GPUs you do not own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from cyclopts import Parameter
 from rich.console import Group
 from rich.table import Table
 
@@ -39,7 +40,7 @@ def predict(
     devices_per_node: int | None = None,
     network: float | None = None,
     software: str = "twinrun-2026",
-    set: tuple[str, ...] = (),
+    set: Annotated[tuple[str, ...], Parameter(allow_repeating=True)] = (),
     sweep: bool = False,
     goal: float | None = None,
     tokens: float | None = None,
@@ -48,7 +49,7 @@ def predict(
     kernels: bool = False,
     measured: float | None = None,
 ) -> Shown:
-    """Predict memory and time of a training, with an interval, on GPUs that nobody has to have.
+    """Predict memory and time of a training, with an interval, on GPUs you do not own.
 
     Args:
         subject: folder of a recipe that trains, or a model, for example mpt-7b or mpt-7b-4096
@@ -59,10 +60,10 @@ def predict(
         software: generation of software that the prediction is for
         set: key=value: global_batch, sequence, microbatch, tensor, pipeline, shards, precision, ...
         sweep: show the cheapest distinct layouts that fit, on any of the GPUs and numbers of nodes
-        goal: of a sweep, tokens a second of all devices that a layout must reach
+        goal: rate in tokens/s of all devices that a layout of the sweep must reach
         tokens: a budget of tokens, for which days are shown
-        days: of a sweep, how long the budget of tokens may take
-        price: of a device for an hour, one for all GPUs or one for each, for which a price is shown
+        days: the most days that the budget of tokens may take, with --sweep
+        price: price of a device for an hour: one for all GPUs, or one for each
         kernels: print the predicted time of each kernel of the recipes instead
         measured: tokens a second that somebody says a device trains: say whether that can be true
     """
@@ -107,7 +108,7 @@ def predict(
     said = [] if asked.of_recipe or devices_per_node else [f"{DEVICES} devices a node"]
     said = [
         *asked.said,
-        *([f"Where nobody said: {', '.join([*asked.silent, *said])}."] if asked.silent or said else []),
+        *([f"Defaults taken: {', '.join([*asked.silent, *said])}."] if asked.silent or said else []),
     ]
     prices = dict(zip(names, (price or (None,)) * (len(names) // len(price or (None,))), strict=True))
     terms: dict[str, Any] = {**place, "software": known.of(software), "calibration": known}
