@@ -36,7 +36,7 @@ def invoked(command: str) -> Task[Any]:
         raise Exit(code=main(line))
 
     kind, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
-    taken = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_ONLY)]
+    taken = [inspect.Parameter("_context", inspect.Parameter.POSITIONAL_ONLY)]
     for name in names:
         taken.append(
             inspect.Parameter(

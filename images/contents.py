@@ -34,6 +34,9 @@ FATBIN_HEADER = struct.Struct("<IHHQ")
 FATBIN_ENTRY = struct.Struct("<HHIQ12xI")
 FATBIN_KINDS = {1: "compute_", 2: "sm_"}
 DOCUMENTS = Path("/usr/share/doc")
+# Where vendors' images say which toolkit they have.
+VERSIONS = {"ROCm": Path("/opt/rocm/.info/version"), "CUDA": Path("/usr/local/cuda/version.json")}
+LIBRARIES = {"hipBLASLt": "libhipblaslt", "cuBLASLt": "libcublasLt", "libibverbs": "libibverbs"}
 TOOLKITS = {"hipcc": "--version", "nvcc": "--version", "gcc": "--version"}
 
 
@@ -51,13 +54,16 @@ def main() -> None:
         "toolkit": toolkit(),
         "torch": torch_facts(),
         "collectives": collectives(),
+        "libraries": libraries(),
+        "variables": dict(os.environ),
         "kernels": kernels(),
         "python_packages": {item.metadata["Name"]: item.version for item in distributions},
         "system_packages": system,
         "python_licences": {item.metadata["Name"]: python_licence(item.metadata) for item in distributions},
         "system_licences": {name: system_licences(DOCUMENTS / name / "copyright") for name in system},
     }
-    json.dump(contents, sys.stdout)
+    # Engines cut the lines of a log that are longer than 16 KiB.
+    json.dump(contents, sys.stdout, indent=1)
 
 
 def toolkit() -> dict[str, str]:
@@ -68,6 +74,21 @@ def toolkit() -> dict[str, str]:
             done = subprocess.run([program, option], capture_output=True, text=True, check=False)
             lines = [line.strip() for line in done.stdout.splitlines() if re.search(r"[0-9]+\.[0-9]+", line)]
             found[program] = next((line for line in lines if not line.startswith("Copyright")), "")
+    for name, file in VERSIONS.items():
+        if file.is_file():
+            number = re.search(r"[0-9]+(?:\.[0-9]+)+", file.read_text(encoding="utf-8", errors="replace"))
+            found[name] = number[0] if number else ""
+    return found
+
+
+def libraries() -> dict[str, str]:
+    """Return libraries of the system, of its toolkit and of PyTorch, by the version in the file's name."""
+    folders = [Path("/opt/rocm/lib"), Path("/usr/local/cuda/lib64"), Path("/usr/lib/x86_64-linux-gnu")]
+    folders += [Path(folder) / "torch/lib" for folder in sys.path]
+    found: dict[str, str] = {}
+    for name, pattern in LIBRARIES.items():
+        for file in (path for folder in folders for path in sorted(folder.glob(f"{pattern}.so*"))):
+            found.setdefault(name, file.resolve().name.partition(".so")[2].lstrip(".") or "without a version")
     return found
 
 

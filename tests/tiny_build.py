@@ -16,7 +16,7 @@ from docker import DockerClient
 
 from tests.tiny_stack import STACK, Checkout, commit, make_real_checkout
 from twinrun.images.apt_archive import fetch_packages
-from twinrun.manifests.locks import load_apt_lock, with_checksums
+from twinrun.manifests.locks import load_apt_lock, load_image_lock
 from twinrun.manifests.stack import expected_stamps, load_manifest
 
 SECONDS = 900
@@ -36,9 +36,12 @@ def carried_checkout(folder: Path) -> Checkout:
     """Return the small stack with all its packages in a folder: everything after this needs no network."""
     made = make_real_checkout(folder)
     commit(made.root)
-    lock = load_apt_lock(made.root / "images/stacks" / STACK)
-    for package, path in fetch_packages(lock.all(), suite="bookworm", architecture="amd64").items():
-        shutil.copyfile(path, made.wheelhouse / f"{package.name}_{package.sha256[:8]}.deb")
+    stack = made.root / "images/stacks" / STACK
+    lock, epoch = load_apt_lock(stack), load_image_lock(stack).epoch
+    for package, path in fetch_packages(lock.all(), epoch=epoch).items():
+        copy = made.wheelhouse / package.path
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
     return made
 
 
@@ -61,7 +64,7 @@ def relock(root: Path) -> None:
     folder = root / "images/stacks" / STACK
     for path, stamp in expected_stamps(folder, load_manifest(root, STACK)).items():
         lines = path.read_text(encoding="utf-8").splitlines()
-        path.write_text(with_checksums("\n".join([stamp, *lines[1:-1], ""])), encoding="utf-8")
+        path.write_text("\n".join([stamp, *lines[1:], ""]), encoding="utf-8")
 
 
 def arguments(checkout: Checkout, *options: str) -> list[str]:

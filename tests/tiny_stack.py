@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from twinrun.images.wheels import fetch_wheels, requirements
 from twinrun.manifests.locks import (
     AptLock,
     ImageLock,
@@ -19,7 +20,6 @@ from twinrun.manifests.locks import (
     apt_lock_text,
     image_lock_text,
     load_apt_lock,
-    with_checksums,
 )
 from twinrun.manifests.stack import load_manifest, stamp
 
@@ -32,7 +32,6 @@ title = "A small stack"
 python = ">=3.11,<3.13"
 image = "twinrun-test/tiny"
 packages = ["ca-certificates", "python3"]
-build_packages = ["python3-venv"]
 
 [base]
 suite = "bookworm"
@@ -83,12 +82,16 @@ def make_checkout(folder: Path, *, extra: str = "", name: str = "checkout") -> C
     root, wheelhouse = _copied(folder / name, extra), folder / f"{name}-wheelhouse"
     wheelhouse.mkdir()
     packages = []
-    for package in ("base-files", "libc6", "python3", "python3-venv"):
+    for package in ("base-files", "libc6", "python3", "compiler"):
         content = f"the package {package}\n".encode()
-        (wheelhouse / f"{package}_1.0_amd64.deb").write_bytes(content)
-        packages.append(SystemPackage(name=package, version="1.0", sha256=digest(content)))
+        path = f"debian/pool/main/{package[0]}/{package}/{package}_1.0_amd64.deb"
+        (wheelhouse / path).parent.mkdir(parents=True)
+        (wheelhouse / path).write_bytes(content)
+        packages.append(
+            SystemPackage(name=package, version="1.0", sha256=digest(content), size=len(content), path=path)
+        )
     base = folder / f"{name}-base.tar"
-    lock = AptLock(base=tuple(packages[:2]), runtime=(packages[2],), build=(packages[3],))
+    lock = AptLock(root=tuple(packages[:3]), build=(packages[3],))
     _write_locks(root, lock, base_sha256=write_root(base), epoch=1_700_000_000)
     _write_wheels(root, wheelhouse)
     return Checkout(root, wheelhouse, base)
@@ -101,12 +104,15 @@ def make_real_checkout(folder: Path, *, extra: str = "", name: str = "checkout")
     folder_of_cpu, stack = ROOT / "images/stacks/cpu", root / "images/stacks" / STACK
     shutil.copyfile(folder_of_cpu / "image.lock", stack / "image.lock")
     lock = load_apt_lock(folder_of_cpu)
-    # A compiler takes longer to install than all the rest to build.
-    build = tuple(package for package in lock.build if package.name.startswith("python3"))
     stamp_of_tiny = load_manifest(root, STACK).system_stamp()
-    small = apt_lock_text(stamp_of_tiny, lock.model_copy(update={"build": build}))
+    # A compiler takes longer to install than all the rest to build.
+    small = apt_lock_text(stamp_of_tiny, lock.model_copy(update={"build": ()}))
     (stack / "apt.lock").write_text(small, encoding="utf-8")
-    _write_wheels(root, wheelhouse)
+    cpu = load_manifest(ROOT, "cpu")
+    entries = requirements(folder_of_cpu / "requirements.lock", cpu)
+    pip = {pin: hashes for pin, hashes in entries.items() if pin.startswith("pip==")}
+    (file,) = fetch_wheels(pip, lock="requirements.lock", wheelhouse=None, stack=cpu, index=None, say=print)
+    _write_wheels(root, wheelhouse, pip=file)
     return Checkout(root, wheelhouse, folder / "none")
 
 
@@ -120,36 +126,28 @@ def _copied(root: Path, extra: str) -> Path:
     stack = root / "images/stacks" / STACK
     stack.mkdir()
     (stack / "stack.toml").write_text(_STACK + extra, encoding="utf-8")
-    (stack / "requirements.in").write_text("small==1.0\n", encoding="utf-8")
+    (stack / "requirements.in").write_text("small==1.0\npip==25.3\n", encoding="utf-8")
     return root
 
 
 def _write_locks(root: Path, lock: AptLock, *, base_sha256: str, epoch: int) -> None:
     folder, stack = root / "images/stacks" / STACK, load_manifest(root, STACK)
-    text = image_lock_text(stack.image_stamp(), ImageLock(epoch=epoch, base=base_sha256))
+    text = image_lock_text(stack.image_stamp(), ImageLock(epoch=epoch, root=base_sha256))
     (folder / "image.lock").write_text(text, encoding="utf-8")
     (folder / "apt.lock").write_text(apt_lock_text(stack.system_stamp(), lock), encoding="utf-8")
 
 
-def _write_wheels(root: Path, wheelhouse: Path) -> None:
-    """Write wheels for the requirements, and their lock."""
+def _write_wheels(root: Path, wheelhouse: Path, *, pip: Path | None = None) -> None:
+    """Write wheels for the requirements, and their lock; of pip a made-up one unless its file is given."""
     folder = root / "images/stacks" / STACK
     lines = [stamp(folder / "requirements.in")]
-    for name, version in (("big", "2.0"), ("large", "3.1"), ("small", "1.0")):
-        content = wheel(name, version)
+    for name, version in (("big", "2.0"), ("large", "3.1"), ("pip", "25.3"), ("small", "1.0")):
+        content = pip.read_bytes() if pip and name == "pip" else wheel(name, version)
         (wheelhouse / f"{name}-{version}-py3-none-any.whl").write_bytes(content)
         # As real locks have it: also the digest of a file for another platform.
         hashes = sorted({digest(content), digest(content + b" for another platform")})
-        second = alternative_digest(root) if name == "big" else None
-        hashes = sorted({*hashes, *([second] if second else [])})
         lines.append(" \\\n    ".join([f"{name}=={version}", *(f"--hash=sha256:{one}" for one in hashes)]))
-    (folder / "requirements.lock").write_text(with_checksums("\n".join([*lines, ""])), encoding="utf-8")
-
-
-def alternative_digest(root: Path) -> str | None:
-    """Return the digest of the second-hand wheel of the stack, if it has one."""
-    pins = load_manifest(root, STACK).alternative
-    return pins[0].sha256 if pins else None
+    (folder / "requirements.lock").write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 def commit(root: Path) -> None:

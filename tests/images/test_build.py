@@ -1,331 +1,470 @@
-"""What of an image build comes before the engine: plans, locks against files, and what a log tells."""
+"""An image that is really built, from one small stack: what it is, what goes wrong, and where it goes."""
 
 from __future__ import annotations
 
-import io
+import base64
+import contextlib
+import gc
 import json
-import random
+import os
+import signal
+import socket
 import subprocess
 import sys
-import tarfile
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
+import docker
 import pytest
+from docker import DockerClient
 
-from tests.goldens import check_entry, check_golden, laid_out, shortened
-from tests.tiny_stack import ROOT, STACK, Checkout, digest, make_checkout, wheel
-from twinrun.foundation.errors import InputError, MachineError
-from twinrun.foundation.text import redacted
-from twinrun.images.artifact_cache import download_wheels, find_alternatives
-from twinrun.images.artifacts import Artifact, wheel_artifacts
-from twinrun.images.command import BuildRequest, check_verified, plan_request
-from twinrun.images.context import fetch_artifacts, write_context
-from twinrun.images.plan import choose_stack, plan_build
-from twinrun.manifests.packages import SourcePackage
-from twinrun.manifests.stack import find_stacks
+from tests.registries import RunningRegistry, wire
+from tests.tiny_build import SECONDS, another, answer, arguments, build, environment, relock
+from tests.tiny_image import await_daemon, containerd_store, podman
+from tests.tiny_stack import STACK, Checkout
+from twinrun.execution.engines import load_engine
+from twinrun.images.attachments import PROVENANCE, SBOM, TYPES
+from twinrun.images.engine import find_client
+from twinrun.machine import daemon
+from twinrun.manifests.stack import load_stack
+from twinrun.manifests.vendor import load_vendors
 
-STACKS = sorted(name for name, one in find_stacks(ROOT).items() if one.stack.base)
-# Their plans are readable as a whole, of the others the short parts are.
-WHOLE = ("cuda13.0-torch2.11", "rocm7.1-torch2.10")
-CHANGES = 200
+pytestmark = pytest.mark.image
 
-
-@pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
-    monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
-    return make_checkout(tmp_path)
+STAGE = "FROM root AS python\n"
+END = "USER 1000:1000\n"
+ENGINES = [
+    pytest.param(podman, marks=pytest.mark.needs("podman", "root"), id="podman"),
+    pytest.param(containerd_store, marks=pytest.mark.needs("unshare", "root"), id="containerd-store"),
+]
 
 
-def verify(checkout: Checkout, **options: object) -> dict[str, list[Path]]:
-    """Do all of a build that comes before the engine is asked."""
-    request = BuildRequest(
-        vendor="cpu", stack=STACK, wheelhouse=checkout.wheelhouse, base=checkout.base
-    ).model_copy(update=options)
-    plan = plan_request(checkout.root, request)
-    check_verified(plan, request)
-    return fetch_artifacts(plan, root=checkout.root, wheelhouse=request.wheelhouse, say=lambda text: None)
+@pytest.fixture(scope="module")
+def built(client: DockerClient, checkout: Checkout) -> dict[str, Any]:
+    """The small stack's image, built where neither this machine nor the containers have a network."""
+    return answer(build(checkout, "--json", wrap=("unshare", "--net")))
 
 
-# Plans
+def test_without_a_network_the_image_is_built(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any]
+) -> None:
+    facts = client.images.get(built["built"]["id"]).attrs
+    labels = facts["Config"]["Labels"]
+    assert built["built"]["image"] in facts["RepoTags"]
+    assert labels["dev.twinrun.inputs-sha256"] == load_stack(checkout.root, STACK).inputs_sha256
+    assert list(built["built"]["layers"]) == ["root", "python"]
+    program = (
+        "import importlib.util, os, small, sys;"
+        "print(small.VERSION, os.getuid(), sys.executable, importlib.util.find_spec('twinrun'))"
+    )
+    output = client.containers.run(facts["Id"], ["python3", "-c", program], remove=True, network_mode="none")
+    assert output.decode().split() == ["1.0", "1000", "/opt/twinrun/python/bin/python3", "None"]
+    assert "[python 1/1]" in (Path(built["folder"]) / "build.log").read_text(encoding="utf-8")
+    started = time.monotonic()
+    again = answer(build(checkout, "--json"))["built"]
+    assert time.monotonic() - started < 10
+    assert (again["id"], again["fresh"]) == (built["built"]["id"], False)
 
 
-@pytest.mark.parametrize("name", STACKS)
-def test_the_plan_is_the_golden_one(name: str) -> None:
-    loaded = find_stacks(ROOT)[name]
-    plan = plan_build(ROOT, loaded)
-    summary = plan.summary()
-    assert isinstance(summary["files"], dict)
-    # A lock that is resolved again, or a change of the source, leaves the rest of a plan as it is.
-    summary["files"] = sorted(summary["files"])
-    summary["labels"] = sorted(plan.labels)
-    text = json.dumps(summary)
-    for changing in (plan.base, plan.base[:12], loaded.inputs_sha256[:12], str(plan.epoch)):
-        text = text.replace(changing, "{changing}")
-    if name in WHOLE:
-        check_golden(f"build-{name}.json", laid_out(json.loads(text)) + "\n")
-    else:
-        check_entry("builds.json", name, shortened(json.loads(text)))
-
-
-@pytest.mark.parametrize(
-    ("vendor", "stack", "fault"),
-    [
-        ("cqu", None, "did you mean `cpu`?"),
-        ("cpu", "cqu", "did you mean `cpu`?"),
-        ("cpu", "rocm-debian", "another vendor"),
-    ],
-)
-def test_names_that_do_not_fit_are_told(vendor: str, stack: str | None, fault: str) -> None:
-    with pytest.raises(InputError) as caught:
-        choose_stack(ROOT, vendor, stack)
-    assert fault in str(caught.value)
-
-
-def test_a_stack_names_its_vendor_and_a_vendor_the_stack_of_the_recipes() -> None:
-    assert choose_stack(ROOT, None, "rocm-debian").stack.vendor == "rocm"
-    assert choose_stack(ROOT, "rocm", "rocm-debian") == choose_stack(ROOT, None, "rocm-debian")
-    assert choose_stack(ROOT, "cpu", None).stack.name == "cpu"
-
-
-def test_a_build_of_no_stack_names_what_is_allowed() -> None:
+def test_another_folder_name_mask_and_zone_give_the_same_image(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any], tmp_path: Path
+) -> None:
+    """From an empty cache: the root file system is made again too."""
+    other = another(checkout, tmp_path / "elsewhere" / "project")
+    client.images.remove(built["built"]["image"])
+    client.api.prune_builds()
+    script = 'hostname another; umask 077; TZ=Asia/Tokyo LC_ALL=C exec "$0" "$@"'
     done = subprocess.run(
-        [sys.executable, "-m", "twinrun", "build"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["unshare", "--uts", "sh", "-c", script, *arguments(other, "--json")],
+        cwd=other.root,
+        env=environment(other),
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--stack: which stack?" in done.stderr
-    assert "rocm-debian" in done.stderr
-    assert "or --vendor" in done.stderr
+    again = answer(done)["built"]
+    assert again["fresh"]
+    assert (again["id"], again["layers"]) == (built["built"]["id"], built["built"]["layers"])
 
 
-def test_a_stack_of_another_vendor_is_refused_with_the_vendors_own() -> None:
-    with pytest.raises(InputError) as caught:
-        choose_stack(ROOT, "rocm", "cpu")
-    assert caught.value.allowed == [name for name in STACKS if name.startswith("rocm")]
-
-
-def test_a_stale_lock_is_refused(tiny: Checkout) -> None:
-    requirements = tiny.root / "images/stacks" / STACK / "requirements.in"
-    requirements.write_text("small==1.1\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"does not belong to requirements.in"):
-        verify(tiny)
-
-
-def test_an_unverified_pin_is_refused_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
-    pin = '\n[[unverified]]\nrequirement = "hidden==1.0+local"\nsource = "hearsay"\n'
-    checkout = make_checkout(tmp_path, extra=pin)
-    (checkout.wheelhouse / "hidden-1.0+local-py3-none-any.whl").write_bytes(wheel("hidden", "1.0+local"))
-    with pytest.raises(InputError, match="nobody could verify") as caught:
-        verify(checkout)
-    assert "hidden==1.0+local" in str(caught.value)
-    files = verify(checkout, allow_unverified=True)
-    assert "hidden-1.0+local-py3-none-any.whl" in {path.name for path in files["python"]}
-
-
-# Files against locks
-
-
-def test_every_file_goes_where_the_dockerfile_expects_it(tiny: Checkout, tmp_path: Path) -> None:
-    files = verify(tiny) | {"base": [tiny.base]}
-    plan = plan_request(tiny.root, BuildRequest(vendor="cpu", stack=STACK))
-    folder = tmp_path / "context"
-    folder.mkdir()
-    write_context(plan, folder, root=tiny.root, files=files)
-    assert (folder / "base.tar").read_bytes() == tiny.base.read_bytes()
-    assert {path.name for path in (folder / "python").iterdir()} == {
-        *("requirements.txt", "big-2.0-py3-none-any.whl"),
-        *("large-3.1-py3-none-any.whl", "small-1.0-py3-none-any.whl"),
-    }
-    assert [len(list((folder / "packages" / stage).iterdir())) for stage in ("runtime", "build")] == [1, 1]
-    mounted = set((folder / "Dockerfile").read_text(encoding="utf-8").split("source=")[1:])
-    wanted = {part.partition(",")[0] for part in mounted} - {"/", "/opt/twinrun/python"}
-    assert all((folder / name).is_dir() for name in wanted)
-
-
-def change_a_byte(path: Path, draw: random.Random) -> None:
-    content = bytearray(path.read_bytes())
-    place = draw.randrange(len(content))
-    content[place] = (content[place] + draw.randrange(1, 256)) % 256
-    path.write_bytes(content)
-
-
-def test_a_changed_byte_is_refused_before_anything_runs(tiny: Checkout) -> None:
-    """Of every lock, every package and the base; and the error says which."""
-    verify(tiny)
-    locks = (tiny.root / "images/stacks" / STACK).glob("*.lock")
-    files = sorted({*locks, *tiny.wheelhouse.iterdir(), tiny.base})
-    draw = random.Random(2)
-    for number in range(CHANGES):
-        path = files[number % len(files)]
-        before = path.read_bytes()
-        change_a_byte(path, draw)
-        with pytest.raises(InputError) as caught:
-            verify(tiny)
-        path.write_bytes(before)
-        assert path.name in str(caught.value), f"change {number}"
-    verify(tiny)
-
-
-def test_a_changed_file_in_the_cache_counts_as_absent(tiny: Checkout, tmp_path: Path) -> None:
-    verify(tiny)
-    package = next((tmp_path / "cache/packages").glob("*.deb"))
-    package.write_bytes(b"something else")
-    files = verify(tiny)
-    assert digest(package.read_bytes()) == package.stem
-    assert package in [path for paths in files.values() for path in paths]
-
-
-def test_a_missing_package_is_named(tiny: Checkout) -> None:
-    for name, entry in (("large-3.1-py3-none-any.whl", "large==3.1"), ("libc6_1.0_amd64.deb", "libc6=1.0")):
-        content = (tiny.wheelhouse / name).read_bytes()
-        (tiny.wheelhouse / name).unlink()
-        with pytest.raises(InputError) as caught:
-            verify(tiny)
-        assert f"{entry} is missing" in str(caught.value)
-        (tiny.wheelhouse / name).write_bytes(content)
-
-
-def test_two_versions_of_a_package_are_both_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image and what builds its source may need a package in two versions, which pip refuses at once."""
-    served, folder = tmp_path / "served", tmp_path / "fetched"
-    served.mkdir()
-    folder.mkdir()
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(served))
-    artifacts = []
-    for lock, name, version in (("requirements.lock", "big", "2.0"), ("build.lock", "big", "3.0")):
-        content = wheel(name, version)
-        (served / f"{name}-{version}-py3-none-any.whl").write_bytes(content)
-        entry, digests = f"{name}=={version}", (digest(content),)
-        artifacts.append(Artifact(lock=lock, entry=entry, kind="wheel", folder="python", digests=digests))
-    # In both locks the same, and one whose hash nobody knows.
-    small = wheel("small", "1.0")
-    (served / "small-1.0-py3-none-any.whl").write_bytes(small)
-    artifacts += [
-        Artifact(lock=lock, entry="small==1.0", kind="wheel", folder="python", digests=(digest(small),))
-        for lock in ("requirements.lock", "build.lock")
-    ]
-    artifacts.append(Artifact(lock="stack.toml", entry="big==2.0", kind="wheel", folder="python", digests=()))
-    download_wheels(artifacts, folder, stack=find_stacks(ROOT)["cpu"].stack)
-    assert {path.name for path in folder.iterdir()} == {path.name for path in served.iterdir()}
-
-
-def test_a_package_without_a_wheel_is_built_of_its_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("start", ENGINES)
+def test_another_engine_builds_the_same_image(
+    start: Callable[[Path], AbstractContextManager[str]],
+    checkout: Checkout,
+    built: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
-    built = wheel("small", "1.0", files={"small.py": "from_source = True\n"})
-    backend = (
-        "import os, pathlib\n"
-        "def build_wheel(folder, config_settings=None, metadata_directory=None):\n"
-        "    assert os.environ['SOURCE_DATE_EPOCH'] == '1577836800', 'no time of its own'\n"
-        f"    pathlib.Path(folder, 'small-1.0-py3-none-any.whl').write_bytes({built!r})\n"
-        "    return 'small-1.0-py3-none-any.whl'\n"
+    other = another(checkout, tmp_path / "there" / "checkout")
+    (tmp_path / "there/cache").mkdir()
+    # The root file system is the one thing that an engine has no part in.
+    (tmp_path / "there/cache/roots").symlink_to(checkout.root.parent / "cache/roots")
+    (tmp_path / "engine").mkdir()
+    with start(tmp_path / "engine") as address:
+        there = answer(build(other, "--json", DOCKER_HOST=address))["built"]
+        assert (there["id"], there["layers"]) == (built["built"]["id"], built["built"]["layers"])
+        again = answer(build(other, "--json", DOCKER_HOST=address))["built"]
+        assert (again["id"], again["fresh"]) == (there["id"], False)
+        engine: DockerClient = docker.DockerClient(base_url=address, timeout=SECONDS)
+        # What somebody adds to the configuration is another image.
+        container = engine.api.create_container(there["image"], command=["true"])["Id"]
+        engine.api.commit(container, "twinrun-test/tiny", "planted", conf={"Entrypoint": ["sh"]})
+        assert daemon.image_id(engine, "twinrun-test/tiny:planted") != there["id"]
+        engine.close()
+
+
+def test_the_written_folder_is_all_that_docker_needs(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any], tmp_path: Path
+) -> None:
+    folder, archive = tmp_path / "context", tmp_path / "image.tar"
+    done = build(checkout, "--context", str(folder))
+    assert (done.returncode, done.stdout.strip()) == (0, str(folder)), done.stderr
+    program, variables = find_client(client), os.environ | {"DOCKER_BUILDKIT": "1"}
+    client.images.remove(built["built"]["id"], force=True)
+    client.api.prune_builds()
+    with archive.open("wb") as out:
+        command = [program, "build", "--quiet", "--target", "archive", "--output", "-", str(folder)]
+        subprocess.run(command, env=variables, stdout=out, check=True)
+    with archive.open("rb") as stream:
+        (loaded,) = client.images.load(stream)
+    assert (loaded.id, loaded.tags) == (built["built"]["id"], [built["built"]["image"]])
+    # Without a target it is the same but for its times.
+    subprocess.run(
+        [program, "build", "--quiet", "--tag", "twinrun-test/tiny:own", str(folder)],
+        env=variables,
+        check=True,
     )
-    table = "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n"
-    source = tmp_path / "small-1.0.tar.gz"
-    with tarfile.open(source, "w:gz") as archive:
-        named = (
-            ("backend.py", backend),
-            ("pyproject.toml", table),
-            ("PKG-INFO", "Name: small\nVersion: 1.0\n"),
+    own = client.images.get("twinrun-test/tiny:own").attrs["Config"]
+    for key in ("Env", "Labels", "User", "WorkingDir"):
+        assert own[key] == loaded.attrs["Config"][key], key
+    for image in (loaded.tags[0], "twinrun-test/tiny:own"):
+        wheels = tmp_path / "wheels"
+        wheels.mkdir(exist_ok=True)
+        name = "large-3.1-py3-none-any.whl"
+        (wheels / name).write_bytes((checkout.wheelhouse / name).read_bytes())
+        (wheels / "Dockerfile").write_text(
+            f"FROM {image}\nCOPY {name} /tmp/\nRUN pip install --force-reinstall --no-index /tmp/{name}\n"
         )
-        for name, text in named:
-            entry = tarfile.TarInfo(f"small-1.0/{name}")
-            entry.size = len(text.encode())
-            archive.addfile(entry, io.BytesIO(text.encode()))
-    pinned = SourcePackage(requirement="small==1.0", requires=(), backend=(), wheel=digest(built))
-    stack = find_stacks(ROOT)["cpu"].stack.model_copy(update={"source": (pinned,)})
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    digests = (digest(source.read_bytes()), digest(built))
-    artifact = Artifact(lock="", entry="small==1.0", kind="wheel", folder="python", digests=digests)
-    folder = tmp_path / "fetched"
-    folder.mkdir()
-    download_wheels([artifact], folder, stack=stack)
-    (found,) = folder.iterdir()
-    assert artifact.accepts(digest(found.read_bytes()))
-    changed = artifact.model_copy(update={"digests": (digest(built), digest(b"another source"))})
-    with pytest.raises(MachineError, match="cannot be fetched"):
-        download_wheels([changed], folder, stack=stack)
+        own_image = subprocess.run(
+            [program, "build", "--quiet", str(wheels)],
+            env=variables,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        client.images.remove(own_image.stdout.strip(), force=True)
 
 
-def test_a_second_hand_wheel_takes_the_place_of_the_locked_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_another_image_than_the_committed_one_is_refused(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
-    slim = wheel("big", "2.0+slim")
-    extra = (
-        f'\n[[alternative]]\nrequirement = "big==2.0+slim"\nsha256 = "{digest(slim)}"\n'
-        'replaces = ["lar*"]\nsource = "hearsay"\n'
+    other = another(checkout, tmp_path / "elsewhere" / "project")
+    layers = list(built["built"]["layers"].values())
+    committed = {"image": built["built"]["image"], "digest": f"sha256:{'0' * 64}"}
+    committed |= {"layers": [*layers[:-1], f"sha256:{'1' * 64}"]}
+    file = other.root / "images/stacks" / STACK / "contents.json"
+    file.write_text(json.dumps(committed), encoding="utf-8")
+    client.images.remove(built["built"]["id"], force=True)
+    refused = build(other)
+    assert refused.returncode == 3, refused.stderr
+    for text in (built["built"]["id"], committed["digest"], "layers that differ: python"):
+        assert text in refused.stderr
+    assert not client.images.list(name=built["built"]["image"])
+    answer(build(checkout, "--json"))
+
+
+def test_two_builds_at_once_give_one_image(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any]
+) -> None:
+    client.images.remove(built["built"]["id"], force=True)
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(build, checkout, "--json") for _ in range(2)]
+    found = [answer(one.result())["built"] for one in both]
+    assert {one["id"] for one in found} == {built["built"]["id"]}
+    assert sorted(one["fresh"] for one in found) == [False, True]
+
+
+def test_an_image_without_its_tag_is_known_by_its_id(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is after `docker pull REPOSITORY@sha256:DIGEST`."""
+    monkeypatch.setenv("TWINRUN_CACHE", str(checkout.root.parent / "cache"))
+    stack = load_stack(checkout.root, STACK)
+    client.images.get(built["built"]["id"]).tag("twinrun-test/tiny", "pulled")
+    client.images.remove(built["built"]["image"])
+    vendor = load_vendors(checkout.root)["cpu"]
+    assert load_engine("docker").unusable(stack=stack, vendor=vendor) is None
+    again = answer(build(checkout, "--json"))["built"]
+    assert (again["id"], again["fresh"]) == (built["built"]["id"], False)
+
+
+# What goes wrong
+
+
+def test_a_failing_step_is_named_with_its_last_lines(checkout: Checkout, tmp_path: Path) -> None:
+    instead = (STAGE, f"{STAGE}RUN echo so far so good; false\n")
+    done = build(another(checkout, tmp_path / "project", instead=instead))
+    assert done.returncode == 4, done.stderr
+    assert "images/Dockerfile [python 1/2]: a step of the image failed" in done.stderr
+    for text in ("so far so good", "exit code: 1", "build.log"):
+        assert text in done.stderr
+
+
+def test_stopped_by_the_user(client: DockerClient, checkout: Checkout, tmp_path: Path) -> None:
+    slow = another(checkout, tmp_path / "project", instead=(STAGE, f"{STAGE}RUN sleep 600\n"))
+    with subprocess.Popen(
+        arguments(slow), cwd=slow.root, env=environment(slow), stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stderr is not None
+        assert any("sleep 600" in line for line in running.stderr)
+        running.send_signal(signal.SIGINT)
+        output = running.stderr.read()
+        assert (running.wait(60), ": stopped" in output) == (5, True), output
+    assert not list((slow.root.parent / "cache").glob("building-*"))
+    assert not client.images.list(name=load_stack(slow.root, STACK).image())
+
+
+def test_an_engine_out_of_reach(checkout: Checkout, tmp_path: Path) -> None:
+    done = build(checkout, DOCKER_HOST=f"unix://{tmp_path}/none.sock")
+    assert (done.returncode, "does not answer" in done.stderr) == (3, True)
+
+
+def test_another_processor(checkout: Checkout, tmp_path: Path) -> None:
+    other = another(checkout, tmp_path / "project")
+    manifest = other.root / "images/stacks" / STACK / "stack.toml"
+    text = manifest.read_text(encoding="utf-8").replace("\n[base]", 'platform = "linux/arm64"\n\n[base]', 1)
+    manifest.write_text(text, encoding="utf-8")
+    relock(other.root)
+    done = build(other)
+    assert done.returncode == 3, done.stderr
+    assert "the engine's processor is not the stack's" in done.stderr
+
+
+@contextlib.contextmanager
+def small_engine(folder: Path, megabytes: int) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """An engine of its own on a small disk: its address and its process."""
+    data, address = folder / "data", f"unix://{folder}/docker.sock"
+    data.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(data)], check=True)
+    folders = [f"--data-root={data}", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
+    network = ["--bridge=none", "--iptables=false", "--ip-masq=false"]
+    with (folder / "log").open("wb") as log:
+        # An engine without a bridge removes the one it finds: this machine's belongs to another engine.
+        command = ["unshare", "--net", "dockerd", f"--host={address}", *folders, *network]
+        engine = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        await_daemon(address)
+        # The SDK leaves sockets that could not connect to the collector.
+        gc.collect()
+        yield address, engine
+    finally:
+        engine.terminate()
+        engine.wait(60)
+        subprocess.run(["umount", "--recursive", "--lazy", str(data)], check=False)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.needs("root")  # to mount a small disk
+def test_an_engine_that_is_killed_leaves_nothing(checkout: Checkout, tmp_path: Path) -> None:
+    slow = another(checkout, tmp_path / "project", instead=(STAGE, f"{STAGE}RUN sleep 600\n"))
+    with small_engine(tmp_path, 4000) as (address, engine):
+        variables = environment(slow, DOCKER_HOST=address)
+        with subprocess.Popen(
+            arguments(slow), cwd=slow.root, env=variables, stderr=subprocess.PIPE, text=True
+        ) as running:
+            assert running.stderr is not None
+            assert any("sleep 600" in line for line in running.stderr)
+            engine.kill()
+            output = running.stderr.read()
+            assert running.wait(60) in (3, 4), output
+    assert "error: images/Dockerfile [" in output
+    assert "nothing was tagged" in output
+    assert "Traceback" not in output
+    assert not list((slow.root.parent / "cache").glob("building-*"))
+
+
+STEPS = [STAGE, "FROM root AS compiled\n"]
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.needs("root")  # to mount a small disk
+@pytest.mark.parametrize("stage", STEPS, ids=["python", "compiled"])
+def test_a_disk_that_fills_up_in_the_middle(checkout: Checkout, tmp_path: Path, stage: str) -> None:
+    # The step waits until the disk is full.
+    waiting = f"{stage}RUN sleep 10; dd if=/dev/zero of=/opt/large bs=1M count=64\n"
+    other = another(checkout, tmp_path / "project", instead=(stage, waiting))
+    with small_engine(tmp_path, 2500) as (address, _):
+        filler = tmp_path / "data" / "filler"
+        thread = threading.Thread(target=fill_when, args=(filler, other.root, "sleep 10"), daemon=True)
+        thread.start()
+        done = build(other, DOCKER_HOST=address)
+        thread.join()
+        assert done.returncode == 3, done.stderr
+        for text in ("not enough space on the disk", " free in ", " needed", "nothing was tagged"):
+            assert text in done.stderr
+        engine = docker.DockerClient(base_url=address)
+        assert not engine.images.list(name="twinrun-test/tiny")
+        # A disk that is full before is refused before.
+        again = build(checkout, DOCKER_HOST=address)
+        assert (again.returncode, "not enough space" in again.stderr) == (3, True), again.stderr
+        filler.unlink()
+        assert build(checkout, DOCKER_HOST=address).returncode == 0
+        assert engine.images.list(name="twinrun-test/tiny")
+        engine.close()
+
+
+def fill_when(filler: Path, root: Path, step: str) -> None:
+    """Fill the disk once a step of the build runs."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        logs = (root / "runs/images").glob("*/*/build.log")
+        if any(f"RUN {step}" in log.read_text(encoding="utf-8") for log in logs):
+            break
+        time.sleep(0.1)
+    with contextlib.suppress(OSError), filler.open("wb") as stream:
+        while True:
+            stream.write(b"\0" * (1 << 20))
+            stream.flush()
+
+
+# Out of the engine
+
+
+def pull(checkout: Checkout, reference: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "twinrun", "build", "--stack", STACK, "--pull", reference, "--json"]
+    return subprocess.run(
+        command, cwd=checkout.root, env=environment(checkout), capture_output=True, text=True, check=False
     )
-    checkout = make_checkout(tmp_path, extra=extra)
-    assert {path.name for path in verify(checkout)["python"]} >= {"big-2.0-py3-none-any.whl"}
-    (checkout.wheelhouse / "big-2.0+slim-py3-none-any.whl").write_bytes(slim)
-    with pytest.raises(InputError, match="nobody could verify"):
-        verify(checkout)
-    names = {path.name for path in verify(checkout, allow_unverified=True)["python"]}
-    assert names == {"big-2.0+slim-py3-none-any.whl", "small-1.0-py3-none-any.whl"}
-    (checkout.wheelhouse / "big-2.0+slim-py3-none-any.whl").write_bytes(wheel("big", "2.0+other"))
-    with pytest.raises(InputError, match="is not the locked file"):
-        verify(checkout, allow_unverified=True)
 
 
-def test_the_processor_wheel_is_known_by_its_name_and_taken_by_its_digest(tmp_path: Path) -> None:
-    stack = find_stacks(ROOT)["cpu"].stack
-    (pin,) = stack.alternative
-    content = wheel("torch", "2.7.1+cpu")
-    # As the framework's own index calls it.
-    (tmp_path / "torch-2.7.1+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").write_bytes(content)
-    with pytest.raises(InputError, match="is not the locked file") as caught:
-        find_alternatives(stack, tmp_path)
-    assert pin.sha256 in str(caught.value)
-    known = pin.model_copy(update={"sha256": digest(content)})
-    assert find_alternatives(stack.model_copy(update={"alternative": (known,)}), tmp_path) == (known,)
-
-
-def test_the_processor_wheel_leaves_the_gpu_packages_out() -> None:
-    loaded = find_stacks(ROOT)["cpu"]
-    usual = {artifact.name(): artifact for artifact in wheel_artifacts(ROOT, loaded)}
-    (pin,) = loaded.stack.alternative
-    slim = {artifact.name(): artifact for artifact in wheel_artifacts(ROOT, loaded, alternatives=(pin,))}
-    assert slim["torch"].digests == (pin.sha256,)
-    assert pin.sha256 not in usual["torch"].digests
-    gone = usual.keys() - slim.keys()
-    assert "triton" in gone
-    assert all(name == "triton" or name.startswith("nvidia-") for name in gone)
-
-
-# Secrets
-
-
-@pytest.mark.parametrize(
-    ("text", "secret"),
-    [
-        (lambda secret: f"fetching https://user:{secret}@host/simple", "pass-word-1"),
-        (lambda secret: f"header {secret} was refused", "token-value-2"),
-    ],
-)
-def test_a_log_tells_no_secret(
-    text: Callable[[str], str], secret: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.needs("skopeo")
+def test_what_is_saved_is_a_layout_with_all_that_a_build_needs(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("SOME_TOKEN", "token-value-2")
-    assert secret not in redacted(text(secret))
-    assert "***" in redacted(text(secret))
+    carried, identity = tmp_path / "carried", built["built"]["id"]
+    done = answer(build(checkout, "--save", str(carried), "--json"))
+    assert (done["built"]["id"], done["saved"]) == (identity, str(carried))
+    layout = f"oci-archive:{carried}/image.tar"
+    inspected = subprocess.run(["skopeo", "inspect", "--raw", layout], capture_output=True, check=True)
+    assert json.loads(inspected.stdout)["config"]["digest"] == identity
+    client.images.remove(built["built"]["image"], force=True)
+    with (carried / "image.tar").open("rb") as stream:
+        (loaded,) = client.images.load(stream)
+    assert loaded.id == identity
+    other = another(checkout, tmp_path / "there" / "checkout")._replace(wheelhouse=carried)
+    client.images.remove(built["built"]["image"], force=True)
+    again = answer(build(other, "--base", str(carried / "root.tar"), "--json"))["built"]
+    assert (again["id"], again["fresh"]) == (identity, True)
 
 
-@pytest.mark.parametrize(
-    ("address", "shown"),
-    [
-        ("https://index.example/simple", "https://index.example/***"),
-        ("https://me:p@ss@index.example:8443/t0ken/simple/", "https://index.example:8443/***"),
-        ("https://index.example?key=planted", "https://index.example/***"),
-        ("https://index.example/", "https://index.example"),
-        ("planted-key", "***"),
-    ],
-)
-def test_a_log_names_the_host_of_an_index_and_no_more_of_its_address(
-    address: str, shown: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.needs("docker-registry")
+@pytest.mark.parametrize("answers", [1, 4])
+def test_a_registry_that_dies_in_the_middle_leaves_nothing(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any], tmp_path: Path, answers: int
 ) -> None:
-    monkeypatch.setenv("TWINRUN_INDEX", address)
-    assert redacted(f"cannot reach {address} now") == f"cannot reach {shown} now"
+    def spoil(number: int, answer: bytes) -> bytes:
+        return answer if number < answers else answer[:20]
+
+    before = sorted(client.images.get(built["built"]["id"]).tags)
+    with RunningRegistry(tmp_path) as registry, wire(registry, spoil) as host:
+        refused = build(checkout, "--push", f"{host}/stacks/tiny")
+        assert (refused.returncode, "cannot push" in refused.stderr) == (3, True), refused.stderr
+        refused = pull(checkout, f"{host}/stacks/tiny@sha256:{'0' * 64}")
+        assert (refused.returncode, "cannot pull" in refused.stderr) == (3, True), refused.stderr
+        assert sorted(client.images.get(built["built"]["id"]).tags) == before
+
+
+@pytest.mark.needs("docker-registry", "oras", "cosign")
+def test_what_is_pushed_is_described_signed_and_taken_by_its_digest(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any], tmp_path: Path
+) -> None:
+    variables = {"COSIGN_PASSWORD": "", "DOCKER_CONFIG": str(tmp_path / "no-login")}
+
+    def output_of(*command: str) -> str:
+        return subprocess.run(
+            command, cwd=tmp_path, env=os.environ | variables, check=True, capture_output=True, text=True
+        ).stdout
+
+    output_of("cosign", "generate-key-pair")
+    with RunningRegistry(tmp_path) as registry:
+        repository = f"localhost:{registry.host.partition(':')[2]}/stacks/tiny"
+        push = ("--push", repository, "--sign", str(tmp_path / "cosign.key"), "--json")
+        reference = answer(build(checkout, *push, **variables))["pushed"]
+        # Once more is not one more.
+        assert answer(build(checkout, *push, **variables))["pushed"] == reference
+        found = json.loads(output_of("oras", "discover", "--format", "json", reference))["manifests"]
+        assert sorted(one["artifactType"] for one in found) == sorted(TYPES.values())
+        for one in found:
+            output_of("oras", "pull", one["reference"])
+        bill = json.loads((tmp_path / SBOM).read_text(encoding="utf-8"))
+        assert bill["metadata"]["component"]["hashes"][0]["content"] in built["built"]["id"]
+        statement = json.loads((tmp_path / PROVENANCE).read_text(encoding="utf-8"))
+        subject = {"name": repository, "digest": {"sha256": reference.rpartition(":")[2]}}
+        assert statement["subject"] == [subject]
+        dependencies = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+        assert {"images/Dockerfile", "small==1.0"} <= {one["name"] for one in dependencies}
+        output_of("cosign", "verify", "--key", "cosign.pub", "--insecure-ignore-tlog=true", reference)
+        # Where nothing was built yet.
+        client.images.remove(built["built"]["id"], force=True)
+        other = another(checkout, tmp_path / "there" / "checkout")._replace(wheelhouse=tmp_path / "empty")
+        stranger = another(checkout, tmp_path / "else" / "checkout", instead=(END, f"{END}# another\n"))
+        pulled = answer(pull(other, reference))["built"]
+        assert (pulled["id"], pulled["image"]) == (built["built"]["id"], built["built"]["image"])
+        refused = pull(stranger, reference)
+        assert (refused.returncode, "of other inputs" in refused.stderr) == (3, True), refused.stderr
+
+
+def planted(home: Path, root: Path) -> tuple[list[str], dict[str, str]]:
+    """Return secrets, put wherever secrets lie, and the variables that hold some of them."""
+    secrets = [f"planted-{number:02d}-{os.urandom(6).hex()}" for number in range(15)]
+    draw = iter(secrets)
+    variables = {name: next(draw) for name in ("GITHUB_TOKEN", "HF_TOKEN", "DB_PASSWORD", "BUILD_ARG_AUTH")}
+    addresses = ("HTTP_PROXY", "https_proxy", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL")
+    variables |= {name: f"http://user:{next(draw)}@127.0.0.1:9/simple" for name in addresses}
+    proxies = {"default": {"httpProxy": f"http://user:{next(draw)}@127.0.0.1:9"}}
+    login = {"auth": base64.b64encode(f"user:{next(draw)}".encode()).decode()}
+    files = {
+        ".docker/config.json": json.dumps({"proxies": proxies, "auths": {"registry.example": login}}),
+        ".netrc": f"machine index.example login user password {next(draw)}\n",
+        ".config/pip/pip.conf": f"[global]\nextra-index-url = https://user:{next(draw)}@index.example/simple\n",
+        ".git-credentials": f"https://user:{next(draw)}@git.example\n",
+    }
+    for name, text in files.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text, encoding="utf-8")
+    remote = f"https://user:{next(draw)}@git.example/project.git"
+    subprocess.run(["git", "-C", str(root), "remote", "add", "origin", remote], check=True)
+    assert next(draw, None) is None
+    return secrets, variables | {"HOME": str(home), "NO_PROXY": "*"}
+
+
+def test_no_secret_gets_anywhere(client: DockerClient, checkout: Checkout, tmp_path: Path) -> None:
+    # An image of its own, so that every step runs under these variables.
+    other = another(checkout, tmp_path / "project", instead=(END, f"{END}# another\n"))
+    secrets, variables = planted(tmp_path / "home", other.root)
+    client.api.prune_builds()
+    archive = tmp_path / "image.tar"
+    done = build(other, "--save", str(archive), "--json", **variables)
+    outcome = answer(done)
+    assert outcome["built"]["fresh"]
+    facts = client.images.get(outcome["built"]["id"])
+    texts = [done.stdout.encode(), done.stderr.encode(), archive.read_bytes()]
+    texts += [path.read_bytes() for path in (other.root / "runs").rglob("*") if path.is_file()]
+    texts += [json.dumps([facts.attrs, facts.history()]).encode()]
+    for secret in secrets:
+        for form in (secret.encode(), base64.b64encode(secret.encode())):
+            assert not [1 for text in texts if form in text], secret
+    assert b"dev.twinrun.stack" in archive.read_bytes()
+
+
+def test_a_push_to_nobody_is_told(checkout: Checkout, built: dict[str, Any]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        refused = build(checkout, "--push", f"127.0.0.1:{probe.getsockname()[1]}/none")
+    assert refused.returncode == 3, refused.stderr
+    assert "the engine cannot push" in refused.stderr

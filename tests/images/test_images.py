@@ -27,7 +27,7 @@ STACKS = {
         "cpu",
         {"versions", "imports", "matmul", "attention", "collective", "composer_step", "mamba_ops", "repeats"},
     ),
-    "rocm-debian": ("rocm", {"versions", "imports", "hip_kernels"}),
+    "rocm-debian": ("rocm", {"versions", "imports", "hip_kernels", "rdma"}),
 }
 HOUR_SECONDS = 3600
 PATIENCE_SECONDS = 300
@@ -100,6 +100,9 @@ def test_a_build_leaves_what_was_measured_in_the_image(stack: str) -> None:
     finally:
         client.close()
     assert contents["digest"] == image.id
+    # A build of the committed inputs that gave another ID would have failed.
+    assert loaded.committed is None or loaded.committed.digest == image.id
+    assert loaded.committed or loaded.stack.kernels, f"{stack}: commit manifest.json as contents.json"
     assert contents["measured"]["user"] == "1000:1000"
     bill = json.loads((folder / "sbom.cdx.json").read_text(encoding="utf-8"))
     system = {part["name"] for part in bill["components"] if part["purl"].startswith("pkg:deb/")}

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from twinrun.manifests.locks import with_checksums
 from twinrun.manifests.stack import stamp
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +32,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     (stack / "stack.toml").write_text("\n".join(lines), encoding="utf-8")
     (stack / "requirements.in").write_text("rich\n", encoding="utf-8")
-    lock = with_checksums(stamp(stack / "requirements.in") + "\n")
+    lock = stamp(stack / "requirements.in") + "\n"
     (stack / "requirements.lock").write_text(lock, encoding="utf-8")
     (tmp_path / "bin").mkdir()
     (tmp_path / "dev" / "dri").mkdir(parents=True)

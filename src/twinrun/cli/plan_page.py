@@ -63,9 +63,6 @@ def everything(project: Project, selection: Selection) -> dict[str, object]:
         "plan_sha256": plan.sha256(),
         "plan": plan.model_dump(mode="json"),
         "choices": [choice.model_dump() for choice in selection.choices],
-        "attested": [
-            wheel.model_dump(mode="json") for wheel in selection.stack.attested_wheels(project.root)
-        ],
         **commands_of(project, selection),
     }
 
@@ -80,8 +77,6 @@ def page(project: Project, selection: Selection) -> RenderableType:
     parts += [Text(""), _points(selection), *_unsaid(selection)]
     if plan.differences:
         parts += [Text(""), _differences(selection)]
-    if wheels := selection.stack.attested_wheels(project.root):
-        parts += [Text(""), Text("\n".join(map(str, wheels)))]
     parts += [Text(""), Text(_starts(project, selection), overflow="fold"), Text("")]
     parts.append(
         Text("Nothing was started. --dry --json prints the whole plan, with lines to paste into a shell.")

@@ -10,8 +10,15 @@ from cyclopts import Parameter
 from twinrun.cli.console import Shown, tell
 from twinrun.foundation.cache import project_root
 from twinrun.foundation.errors import RunInterruptedError
-from twinrun.images.buildkit import BuildProgress
-from twinrun.images.command import BuildRequest, plan_lines, plan_request, result_table, run_build
+from twinrun.images.command import (
+    BuildProgress,
+    BuildRequest,
+    plan_lines,
+    plan_request,
+    result_table,
+    run_build,
+    write_context,
+)
 from twinrun.images.lock import check as check_locks
 from twinrun.images.lock import exit_code, refresh, stack_names
 from twinrun.runs.preconditions import demand_room
@@ -29,7 +36,7 @@ def build(
     base: Path | None = None,
     wheelhouse: Path | None = None,
     index: str | None = None,
-    allow_unverified: bool = False,
+    context: Path | None = None,
 ) -> Shown:
     """Build the image of a stack from its locks.
 
@@ -43,8 +50,8 @@ def build(
         save: FILE.tar to write the image to, or a folder for it and all that a build needs
         base: tar of the locked root file system, where mmdebstrap cannot make it
         wheelhouse: folder with all packages; nothing is downloaded then
-        index: URL of the framework's own package index; $TWINRUN_INDEX when left out
-        allow_unverified: accept pins that nobody could verify
+        index: URL in place of the framework's own package index; $TWINRUN_INDEX when left out
+        context: new folder to write for `docker build`; nothing is built then
     """
     given = {name: value for name, value in locals().items() if name in BuildRequest.model_fields}
     paths = {name: value.absolute() for name, value in given.items() if isinstance(value, Path)}
@@ -59,7 +66,10 @@ def build(
         for line in plan_lines(plan):
             progress.say(line)
         try:
-            result = run_build(root, plan, request, progress)
+            if request.context:
+                written = write_context(root, plan, request, progress.say)
+                return Shown(view=lambda: str(written), data=lambda: {"context": str(written)})
+            result = run_build(root, plan, request, progress.say)
         except KeyboardInterrupt:
             hint = "the same command goes on after the last step that ended"
             raise RunInterruptedError("stopped", place=plan.image, hint=hint) from None
@@ -78,10 +88,10 @@ def lock(
 
     Args:
         stack: one stack; all when left out
-        index: URL of the framework's own package index; $TWINRUN_INDEX when left out
+        index: URL in place of the framework's own package index, which --check asks
         upgrade: let packages move that nothing pins
         only: python or system; may be given many times
-        check: write nothing; exit 1 when a pin is stale or gone from its origin
+        check: write nothing; say which pins an index does not have, and exit 1 then
     """
     root = project_root()
     names = stack_names(root, stack)
@@ -92,10 +102,8 @@ def lock(
             exit_code([one for several in found.values() for one in several]),
         )
     else:
-        changed = {
-            one: refresh(root, one, index=index, upgrade=upgrade, only=only, say=tell) for one in names
-        }
-        rows, code = {one: [f"{it.lock}: {it}" for it in all_] for one, all_ in changed.items()}, 0
+        rows = {one: list(refresh(root, one, upgrade=upgrade, only=only, say=tell)) for one in names}
+        code = 0
     none, many = ("no findings", "findings") if check else ("nothing changed", "changed")
     lines = [
         "\n  ".join([f"{one}: {f'{len(all_)} {many}' if all_ else none}", *all_])

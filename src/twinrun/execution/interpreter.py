@@ -130,12 +130,8 @@ class Environment:
         """Return the environment of the stack's lock, installing it if this machine has not yet.
 
         Raises:
-            MachineError: a pin has no hash, the disk has no room, or the packages cannot be had.
+            MachineError: the disk has no room, or the packages cannot be had.
         """
-        if unhashed := stack.unhashed(workspace.root):
-            hint = f"run `invoke lock --stack {stack.stack.name} --index URL` with one that carries them"
-            place, message = f"{stack.folder}/requirements.lock", "the lock has no hash for some pins"
-            raise MachineError(message, place=place, found=unhashed, hint=f"{hint}, or use --engine host")
         folder = environment_folder(stack.stack.name, stack.requirements_sha256(workspace.root))
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(Path(f"{folder}.lock")):

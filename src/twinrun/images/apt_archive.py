@@ -1,15 +1,20 @@
-"""Debian archives: packages resolved and downloaded by apt with a root of its own."""
+"""Debian archives: packages resolved by apt with a root of its own, and fetched by address and digest."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import email.utils
+import hashlib
 import os
 import re
 import string
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,7 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.foundation.locks import locked_folder
 from twinrun.foundation.processes import tool_output
+from twinrun.foundation.text import redacted
 from twinrun.manifests.locks import SystemPackage
 
 # Folder of the cache that has every package that was fetched, by checksum.
@@ -25,35 +31,36 @@ PACKAGES = "packages"
 ESSENTIAL = ("?essential", "apt")
 _INSTALLED = re.compile(r"^Inst (\S+) .*?\(([^ ]+) ", re.MULTILINE)
 _MIRROR = "http://deb.debian.org/{archive}"
-# It keeps every version that there was.
+# It keeps every version that there was, and four times a day takes what was published.
 _SNAPSHOT = "http://snapshot.debian.org/archive/{archive}/{time}"
-# Four times a day it takes what was published.
 _SNAPSHOT_HOURS = 6
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+_SECONDS, _AT_ONCE, _CHUNK = 30, 8, 1 << 20
+_SHOWN = 5
 
 
 def own_mirror() -> str:
-    """Return the address that all packages come from, with `{archive}` where a path follows the archive."""
+    """Return the address that packages come from, with `{archive}` where the name of the archive stands."""
     return os.environ.get("TWINRUN_DEBIAN_MIRROR", _MIRROR)
 
 
-def snapshot(epoch: int) -> str | None:
-    """Return the address of the archives as they were at a time; None where a mirror is named alone."""
+def mirrors(epoch: int) -> list[str]:
+    """Return the addresses to try for a file published by `epoch`: the mirror, then its snapshot."""
     named = os.environ.get("TWINRUN_DEBIAN_SNAPSHOT")
-    if not named and "TWINRUN_DEBIAN_MIRROR" in os.environ:
-        return None
     time = datetime.datetime.fromtimestamp(epoch, datetime.UTC) + datetime.timedelta(hours=_SNAPSHOT_HOURS)
-    return (named or _SNAPSHOT).replace("{time}", time.strftime("%Y%m%dT%H%M%SZ"))
+    older = (named or _SNAPSHOT).replace("{time}", time.strftime("%Y%m%dT%H%M%SZ"))
+    # Who names a mirror alone wants no other server asked.
+    alone = not named and "TWINRUN_DEBIAN_MIRROR" in os.environ
+    return [own_mirror()] if alone else [own_mirror(), older]
 
 
-def sources_list(suite: str, mirror: str) -> str:
-    """Return sources.list for `suite` with its updates."""
+def address(mirror: str, path: str) -> str:
+    """Return the address of a file at a mirror, which may have all archives side by side or only Debian's."""
+    archive, _, place = path.partition("/")
     mirror = mirror.rstrip("/")
-    archive = mirror.replace("{archive}", "debian")
-    # A snapshot has the archives side by side, each with its times below it.
-    security = mirror.replace("{archive}", "debian-security") if archive != mirror else f"{mirror}-security"
-    places = (f"{archive} {suite}", f"{archive} {suite}-updates", f"{security} {suite}-security")
-    return "".join(f"deb [signed-by={KEYRING}] {place} main\n" for place in places)
+    if "{archive}" in mirror:
+        return f"{mirror.replace('{archive}', archive)}/{place}"
+    return f"{mirror}{archive.removeprefix('debian')}/{place}"
 
 
 class AptArchive:
@@ -88,22 +95,22 @@ class AptArchive:
         stanzas = self._stanzas(chosen)
         with (self._root / "status").open("a", encoding="utf-8") as status:
             status.writelines(f"{stanza}\nStatus: install ok installed\n\n" for stanza in stanzas)
-        return tuple(_package(stanza) for stanza in stanzas)
+        return tuple(self._package(stanza) for stanza in stanzas)
 
-    def available(self, packages: Iterable[SystemPackage]) -> tuple[SystemPackage, ...]:
-        """Return those of the packages that the suite still has with the same checksum."""
-        offered = {_package(stanza) for stanza in self._stanzas([package.name for package in packages])}
-        return tuple(package for package in packages if package in offered)
+    def available(self, packages: Iterable[SystemPackage]) -> frozenset[SystemPackage]:
+        """Return those of the packages that the suite's index still has."""
+        stanzas = self._stanzas([package.name for package in packages])
+        return frozenset(self._package(stanza) for stanza in stanzas) & frozenset(packages)
 
-    def download(self, packages: Iterable[SystemPackage], folder: Path) -> None:
-        """Download packages to `folder`, under file names of apt's choice; raises MachineError."""
-        self._apt(
-            *("apt-get", "download", "--", *map(str, packages)),
-            folder=folder,
-            failure="the system packages cannot be fetched",
-            place="apt-get download",
-            hint="check the network; a mirror drops old versions, a snapshot of it keeps them:"
-            " name one in TWINRUN_DEBIAN_SNAPSHOT, or run `invoke lock`",
+    def _package(self, stanza: str) -> SystemPackage:
+        path = _field(stanza, "Filename")
+        archive = "debian-security" if path.startswith("pool/updates/") else "debian"
+        return SystemPackage(
+            name=_field(stanza, "Package"),
+            version=_field(stanza, "Version"),
+            sha256=_field(stanza, "SHA256"),
+            size=int(_field(stanza, "Size")),
+            path=f"{archive}/{path}",
         )
 
     def _stanzas(self, packages: list[str]) -> list[str]:
@@ -129,12 +136,8 @@ class AptArchive:
 
 
 @contextlib.contextmanager
-def open_archive(suite: str, architecture: str, *, mirror: str | None = None) -> Iterator[AptArchive]:
-    """Open the archive of a suite; raises MachineError when it is out of reach.
-
-    Args:
-        mirror: address as `own_mirror` has it, which is the default.
-    """
+def open_archive(suite: str, architecture: str) -> Iterator[AptArchive]:
+    """Open the index of a suite at the mirror; raises MachineError when it is out of reach."""
     if not Path(KEYRING).is_file():
         raise MachineError(
             "the keys of Debian are missing",
@@ -146,9 +149,7 @@ def open_archive(suite: str, architecture: str, *, mirror: str | None = None) ->
         for part in ("etc/apt/preferences.d", "var/lib/apt/lists/partial", "var/cache/apt/archives/partial"):
             (root / part).mkdir(parents=True)
         (root / "status").touch()
-        (root / "etc/apt/sources.list").write_text(
-            sources_list(suite, mirror or own_mirror()), encoding="utf-8"
-        )
+        (root / "etc/apt/sources.list").write_text(_sources_list(suite), encoding="utf-8")
         template = string.Template(Path(__file__).with_name("apt.conf.in").read_text(encoding="utf-8"))
         configuration = template.substitute(root=root, architecture=architecture)
         (root / "apt.conf").write_text(configuration, encoding="utf-8")
@@ -157,67 +158,73 @@ def open_archive(suite: str, architecture: str, *, mirror: str | None = None) ->
         yield archive
 
 
+def _sources_list(suite: str) -> str:
+    """Return sources.list for `suite` with its updates."""
+    parts = (("debian", suite), ("debian", f"{suite}-updates"), ("debian-security", f"{suite}-security"))
+    places = (f"{address(own_mirror(), f'{archive}/')} {name}" for archive, name in parts)
+    return "".join(f"deb [signed-by={KEYRING}] {place} main\n" for place in places)
+
+
 def fetch_packages(
-    packages: Iterable[SystemPackage], *, suite: str, architecture: str, epoch: int | None = None
+    packages: Iterable[SystemPackage], *, epoch: int, folder: Path | None = None
 ) -> dict[SystemPackage, Path]:
-    """Return the file of every package from the cache, the mirror or its snapshot, verified by checksum.
+    """Return the file of every package, from the cache or by its address from a mirror; no index is asked.
 
     Args:
         epoch: when the packages were published, in seconds since 1970, for what the mirror has dropped.
+        folder: mirror on this machine, which is then asked alone.
 
     Raises:
-        MachineError: nobody has one any more, or all have another file under its version.
+        MachineError: a file that nobody has, or that nobody has with its size and digest; says who was asked.
     """
-    with locked_folder(PACKAGES) as folder:
-        files = {package: folder / f"{package.sha256}.deb" for package in packages}
-        absent = [package for package, file in files.items() if not _has_checksum(file, package)]
-        if absent:
-            _download(absent, folder, suite=suite, architecture=architecture, epoch=epoch)
-    for package, file in files.items():
-        if not _has_checksum(file, package):
-            raise MachineError(
-                "the package is not the locked one",
-                place=f"apt.lock: {package}",
-                allowed=package.sha256,
-                hint="the mirror has another file under the same version; run `invoke lock`",
-            )
+    places = [f"{folder.absolute().as_uri()}/{{archive}}"] if folder else mirrors(epoch)
+    with locked_folder(PACKAGES) as cache:
+        files = {package: cache / f"{package.sha256}.deb" for package in packages}
+        absent = [one for one, file in files.items() if not _fits(file, one)]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            refused = list(pool.map(lambda one: _download(one, files[one], places), absent))
+    missing = [(package, said) for package, said in zip(absent, refused, strict=True) if said]
+    if missing:
+        lines = [f"\n    {package}: {'; '.join(said)}" for package, said in missing]
+        raise MachineError(
+            f"{len(missing)} of {len(files)} locked system packages cannot be had",
+            place=f"apt.lock: {missing[0][0]}",
+            found="".join(lines[:_SHOWN]),
+            hint="check the network, name another mirror in TWINRUN_DEBIAN_MIRROR or a snapshot in"
+            " TWINRUN_DEBIAN_SNAPSHOT, or move the lock with `invoke lock --only system --upgrade`",
+        )
     return files
 
 
-def _download(
-    packages: list[SystemPackage], folder: Path, *, suite: str, architecture: str, epoch: int | None
-) -> None:
-    """Download packages to `folder`, each under its checksum, from the mirror, else from its snapshot.
-
-    Raises:
-        MachineError: neither has them; it is the mirror's.
-    """
-    older = snapshot(epoch) if epoch else None
-    refused: MachineError | None = None
-    for mirror in (own_mirror(), *([older] if older else [])):
-        try:
-            with (
-                open_archive(suite, architecture, mirror=mirror) as archive,
-                tempfile.TemporaryDirectory(dir=folder, prefix=".downloading-") as partial,
-            ):
-                archive.download(packages, Path(partial))
-                for file in Path(partial).glob("*.deb"):
-                    file.rename(folder / f"{sha256_of_file(file)}.deb")
-                return
-        except MachineError as error:
-            refused = refused or error
-    assert refused is not None, "there is a mirror"
-    raise refused
-
-
-def _has_checksum(file: Path, package: SystemPackage) -> bool:
+def _fits(file: Path, package: SystemPackage) -> bool:
+    """Say whether a file is the locked one."""
     return file.is_file() and sha256_of_file(file) == package.sha256
 
 
-def _package(stanza: str) -> SystemPackage:
-    return SystemPackage(
-        name=_field(stanza, "Package"), version=_field(stanza, "Version"), sha256=_field(stanza, "SHA256")
-    )
+def _download(package: SystemPackage, file: Path, places: list[str]) -> list[str]:
+    """Write a package to `file`, whole or not at all; return what each place answered if none had it."""
+    said = []
+    for place in places:
+        url = address(place, package.path)
+        partial = file.with_suffix(".part")
+        try:
+            with urllib.request.urlopen(url, timeout=_SECONDS) as answer, partial.open("wb") as out:  # noqa: S310
+                digest, size = hashlib.sha256(), 0
+                while size <= package.size and (chunk := answer.read(_CHUNK)):
+                    digest.update(chunk)
+                    size += out.write(chunk)
+            if (size, digest.hexdigest()) == (package.size, package.sha256):
+                partial.replace(file)
+                return []
+            wrong = f"{size} bytes, not {package.size}" if size != package.size else "another sha256"
+            said.append(f"{redacted(url)}: {wrong}")
+        except urllib.error.HTTPError as error:
+            said.append(f"{redacted(url)}: {error.code} {error.reason}")
+        except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
+            said.append(f"{redacted(url)}: {getattr(error, 'reason', error)}")
+        finally:
+            partial.unlink(missing_ok=True)
+    return said
 
 
 def _field(text: str, name: str) -> str:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import json
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from twinrun import __version__
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.foundation.processes import tool_output
 from twinrun.foundation.tracked import tree_sha256
-from twinrun.images.artifacts import Artifact
 from twinrun.images.plan import BuildPlan
 from twinrun.manifests.image_identity import rfc3339
 from twinrun.manifests.stack import DOCKERFILE
@@ -26,23 +22,17 @@ PROVENANCE = "provenance.json"
 # File to the media type that tools look for.
 TYPES = {SBOM: "application/vnd.cyclonedx+json", PROVENANCE: "application/vnd.in-toto+json"}
 # Nothing goes to a public log of signatures: whoever verifies has the public key.
-SIGN = ("cosign", "sign", "--yes", "--tlog-upload=false", "--key")
+_SIGN = ("cosign", "sign", "--yes", "--tlog-upload=false", "--key")
 
 
 def check_signer() -> None:
     """Refuse to begin what would end without a signature; raises MachineError."""
-    if not shutil.which(SIGN[0]):
-        raise MachineError("cannot be signed", place="--sign", hint=f"install {SIGN[0]}")
+    if not shutil.which(_SIGN[0]):
+        raise MachineError("cannot be signed", place="--sign", hint=f"install {_SIGN[0]}")
 
 
 def attach(
-    reference: str,
-    folder: Path,
-    *,
-    plan: BuildPlan,
-    root: Path,
-    key: str | None,
-    say: Callable[[str], None],
+    reference: str, folder: Path, *, plan: BuildPlan, root: Path, key: str | None, say: Callable[[str], None]
 ) -> None:
     """Attach the SBOM in `folder` and the provenance to an image in a registry, and sign the image.
 
@@ -60,21 +50,15 @@ def attach(
             (Path(parts) / PROVENANCE).write_text(f"{text}\n", encoding="utf-8")
             # Otherwise each attempt would leave another one.
             created = f"org.opencontainers.image.created={rfc3339(plan.epoch)}"
+            # Engines need no TLS at a loopback address; oras knows localhost alone.
+            plain = ("--plain-http",) if reference.startswith(("127.", "[::1]")) else ()
             for name, kind in TYPES.items():
-                options = (*_transport(reference), "--annotation", created, "--artifact-type", kind)
+                options = (*plain, "--annotation", created, "--artifact-type", kind)
                 _run("oras", "attach", *options, reference, f"{name}:{kind}", folder=Path(parts))
     else:
         say(f"{', '.join(TYPES)}: not attached, oras is not installed")
     if key:
-        _run(*SIGN, key, reference, folder=Path())
-
-
-def _transport(reference: str) -> tuple[str, ...]:
-    """Return what oras needs at a loopback address, where engines need no TLS; it knows localhost alone."""
-    with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(urlsplit(f"//{reference}").hostname or "").is_loopback:
-            return ("--plain-http",)
-    return ()
+        _run(*_SIGN, key, reference, folder=Path())
 
 
 def provenance(reference: str, plan: BuildPlan, root: Path) -> dict[str, object]:
@@ -83,13 +67,18 @@ def provenance(reference: str, plan: BuildPlan, root: Path) -> dict[str, object]
     files = [DOCKERFILE, *(f"{plan.stack.folder}/{one}" for one in ("stack.toml", "image.lock"))]
     inputs = {one: sha256_of_file(root / one) for one in files}
     inputs |= {folder: tree_sha256(root, folder) for folder in plan.kernels}
+    inputs |= {str(package): package.sha256 for package in plan.system.all()}
+    # One of several files that may satisfy an entry has no digest of its own.
+    wheels = {
+        pin: hashes[0] if len(hashes) == 1 else "" for pin, hashes in (plan.python | plan.tools).items()
+    }
     definition = {
         "buildType": "urn:twinrun:build",
-        "externalParameters": {"stack": plan.stack.stack.name, "unverified": plan.unverified},
+        "externalParameters": {"stack": plan.stack.stack.name},
         "internalParameters": plan.variables(),
         "resolvedDependencies": [
-            *({"name": one, "digest": {"sha256": value}} for one, value in inputs.items()),
-            *map(_dependency, plan.artifacts),
+            {"name": one} | ({"digest": {"sha256": value}} if value else {})
+            for one, value in (inputs | wheels).items()
         ],
     }
     return {
@@ -101,14 +90,6 @@ def provenance(reference: str, plan: BuildPlan, root: Path) -> dict[str, object]
             "runDetails": {"builder": {"id": "urn:twinrun", "version": {"twinrun": __version__}}},
         },
     }
-
-
-def _dependency(artifact: Artifact) -> dict[str, object]:
-    """Return a locked package; one of several files that may satisfy its entry has no digest of its own."""
-    found: dict[str, object] = {"name": artifact.entry}
-    if len(artifact.digests) == 1:
-        found["digest"] = {"sha256": artifact.digests[0]}
-    return found
 
 
 def _run(*arguments: str, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Package inventory of an image: the data, its differences from the locks, and its Markdown page."""
+"""Package inventory of an image: the data, its differences from the locks, and what tells it apart."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from pathlib import Path
 from pydantic import Field
 
 from twinrun.foundation.manifest import Frozen, load_json
-from twinrun.foundation.text import markdown_table
-from twinrun.images.artifacts import wheel_artifacts
+from twinrun.images.wheels import image_packages
 from twinrun.manifests.image_identity import COMMITTED
-from twinrun.manifests.packages import AlternativePin
 from twinrun.manifests.stack import LoadedStack, normalise
 
 _MEGABYTE = 1_000_000
@@ -27,9 +25,13 @@ class PackageInventory(Frozen):
     """UID and GID of the container."""
     python: str
     toolkit: dict[str, str]
-    """Compiler to its version line."""
+    """Compiler or toolkit to its version line."""
     torch: dict[str, str]
     collectives: dict[str, str]
+    libraries: dict[str, str] = Field(default_factory=dict)
+    """Vendor's library to the version in its file name."""
+    variables: dict[str, str] = Field(default_factory=dict)
+    """Environment variables that the image sets."""
     kernels: dict[str, tuple[str, ...]]
     """Compiled extension to the GPU architectures of its code objects."""
     python_packages: dict[str, str]
@@ -57,10 +59,6 @@ class ImageInventory(Frozen):
     labels: dict[str, str]
     measured: PackageInventory
 
-    def tag(self) -> str:
-        """Return the tag of the image."""
-        return self.image.rpartition(":")[2]
-
 
 def committed_inventory(root: Path, stack: LoadedStack) -> ImageInventory | None:
     """Return the committed inventory of the stack's image, None when the image was not built yet."""
@@ -68,50 +66,25 @@ def committed_inventory(root: Path, stack: LoadedStack) -> ImageInventory | None
     return load_json(path, ImageInventory) if path.is_file() else None
 
 
-def installed_alternatives(inventory: ImageInventory, stack: LoadedStack) -> tuple[AlternativePin, ...]:
-    """Return the alternative wheels of stack.toml that the image has in place of locked ones."""
-    packages = inventory.measured.python_packages.items()
-    installed = {f"{normalise(name)}=={version}" for name, version in packages}
-    return tuple(pin for pin in stack.stack.alternative if pin.requirement in installed)
-
-
 def differences_from_lock(inventory: ImageInventory, stack: LoadedStack, root: Path) -> list[str]:
     """Return what the image has in another version than locks and stack.toml, absent and unknown too.
 
     Kernels are in no lock of packages.
     """
-    alternatives = installed_alternatives(inventory, stack)
-    locked = {
-        artifact.name(): artifact.version()
-        for artifact in wheel_artifacts(root, stack, alternatives=alternatives)
-    }
-    locked |= {normalise(pin.package()): pin.requirement.partition("==")[2] for pin in alternatives}
-    installed = {normalise(name): version for name, version in inventory.measured.python_packages.items()}
+    locked = image_packages(root, stack)
+    measured = inventory.measured
+    installed = {normalise(name): version for name, version in measured.python_packages.items()}
     if stack.stack.kernels:
         installed = {name: version for name, version in installed.items() if name in locked}
-    return [
-        *_version_differences(installed, locked),
-        *_system_differences(inventory, stack, root),
-        *_collective_differences(inventory, stack),
-    ]
-
-
-def _collective_differences(inventory: ImageInventory, stack: LoadedStack) -> list[str]:
-    """Hold the version that the collective library gives of itself against the declared one."""
+    differences = _version_differences(installed, locked)
+    if system := stack.system_packages(root):
+        packages = {name: value.partition(" ")[0] for name, value in measured.system_packages.items()}
+        differences += _version_differences(packages, {one.name: one.version for one in system.root})
     declared = stack.stack.collectives
-    found = declared and inventory.measured.collectives.get(declared.library)
-    if declared is None or found in (None, declared.version):
-        return []
-    return [f"{declared.library} {found}, stack.toml has {declared.version}"]
-
-
-def _system_differences(inventory: ImageInventory, stack: LoadedStack, root: Path) -> list[str]:
-    system = stack.system_packages(root)
-    if system is None:
-        return []
-    locked = {package.name: package.version for package in (*system.base, *system.runtime)}
-    packages = inventory.measured.system_packages.items()
-    return _version_differences({name: value.partition(" ")[0] for name, value in packages}, locked)
+    found = declared and measured.collectives.get(declared.library)
+    if declared and found not in (None, declared.version):
+        differences.append(f"{declared.library} {found}, stack.toml has {declared.version}")
+    return differences
 
 
 def _version_differences(found: dict[str, str], locked: dict[str, str]) -> list[str]:
@@ -122,44 +95,23 @@ def _version_differences(found: dict[str, str], locked: dict[str, str]) -> list[
     ]
 
 
-def inventory_page(inventory: ImageInventory) -> str:
-    """Return the page of an image: facts, labels, packages."""
-    measured = inventory.measured
-    parts = [
-        f"# {inventory.image}",
-        f"Measured inside a running container of `{inventory.digest}`.",
-        markdown_table(("what", "found"), facts(inventory)),
-        "## Labels",
-        markdown_table(
-            ("label", "value"), ((f"`{name}`", value) for name, value in inventory.labels.items())
-        ),
-        f"## Python packages ({len(measured.python_packages)})",
-        markdown_table(
-            ("package", "version"), sorted(measured.python_packages.items(), key=lambda row: row[0].lower())
-        ),
-        f"## System packages ({len(measured.system_packages)})",
-        markdown_table(("package", "version"), sorted(measured.system_packages.items())),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
 def facts(inventory: ImageInventory) -> list[tuple[str, str]]:
     """Return the rows that distinguish the image from others."""
     measured = inventory.measured
     torch = dict(measured.torch)
     version = torch.pop("version", "none")
-    built = ", ".join(f"{name} {value}" for name, value in torch.items())
     kernels = "; ".join(f"{name} for {', '.join(archs)}" for name, archs in measured.kernels.items())
+
+    def listed(pairs: dict[str, str]) -> str:
+        return ", ".join(f"{name} {value}" for name, value in pairs.items())
+
     return [
         ("operating system", f"{measured.system}, {inventory.platform}"),
         ("Python", measured.python),
-        ("PyTorch", f"{version} ({built})" if built else version),
-        (
-            "collectives",
-            ", ".join(f"{name} {value}" for name, value in measured.collectives.items()) or "none",
-        ),
+        ("PyTorch", f"{version} ({listed(torch)})" if torch else version),
+        ("collectives", listed(measured.collectives) or "none"),
         ("FlashAttention", measured.python_packages.get("flash_attn", "none")),
-        ("compilers", "; ".join(f"{name}: {value}" for name, value in measured.toolkit.items()) or "none"),
+        ("compilers", listed(measured.toolkit) or "none"),
         ("compiled kernels", kernels or "none"),
         ("size", f"{inventory.size_bytes / _MEGABYTE:,.0f} MB, uncompressed"),
         ("user", measured.user),

@@ -1,11 +1,18 @@
-"""A Slurm cluster on one machine: containers started together, listed, and removed together."""
+"""A Slurm cluster on one machine: a compose file of containers, started together, listed, and removed."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
+import secrets
+import shutil
+import string
+import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +23,9 @@ from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen
-from twinrun.images.cluster_files import (
-    CONTROLLER,
-    DRAINED,
-    ensure_image,
-    recipe_folder,
-    site_text,
-    write_files,
-)
+from twinrun.foundation.processes import tool_output
+from twinrun.images.apt_archive import KEYRING, address, own_mirror
+from twinrun.images.root_filesystem import mmdebstrap
 from twinrun.machine import daemon
 from twinrun.machine.daemon import daemon_errors
 from twinrun.machine.inventory import processor
@@ -35,8 +37,11 @@ if TYPE_CHECKING:
 
 NAME = "twinrun-cluster"
 MOST_NODES = 32
+_CONTROLLER = "controller"
+# A node that is out of service from the start.
+_DRAINED = "worker0"
+_SUITE = "trixie"
 _READY_SECONDS = 60.0
-_SHARED_MEMORY = "1g"
 
 
 class NodeStatus(Frozen):
@@ -65,27 +70,32 @@ def up(
         raise InputError(
             "no such number of nodes", place="--nodes", found=nodes, allowed=f"1 to {MOST_NODES}"
         )
-    for folder in mounts:
-        if not folder.is_dir():
-            raise InputError("no such folder", place="--mount", found=str(folder))
+    if absent := next((folder for folder in mounts if not folder.is_dir()), None):
+        raise InputError("no such folder", place="--mount", found=str(absent))
     with contextlib.closing(daemon.connect()) as client:
-        with daemon_errors("a cluster"):
-            architecture = str(client.version()["Arch"])
-        image = ensure_image(client, root, architecture=architecture, say=say)
+        image = _ensure_image(client, root, say=say)
         _remove(client)
-        files = local_folder() / "files"
-        write_files(root, files, nodes=nodes)
         shared = tuple(dict.fromkeys((root.resolve(), (root / "runs").resolve(), cache_root(), *mounts)))
-        _start(client, image, root, nodes=nodes, files=files, shared=shared)
+        for folder in shared:
+            folder.mkdir(parents=True, exist_ok=True)
+        files = local_folder() / "files"
+        recipe, cores = root.resolve() / "images/cluster", max(2, len(os.sched_getaffinity(0)))
+        for file in (recipe / "etc").iterdir():
+            text = file.read_text(encoding="utf-8").format(nodes=nodes, cores=cores)
+            files.mkdir(parents=True, exist_ok=True)
+            write_atomically(files / file.name, text)
+        _write_key(files / "munge.key")
+        told = {path: (str(path), "rw") for path in shared}
+        told |= {path: (str(path), "ro") for path in interpreter_paths()}
+        told |= {files: ("/twinrun", "ro"), recipe: ("/cluster", "ro")}
+        volumes = [f"{path}:{place}:{mode}" for path, (place, mode) in told.items()]
+        _compose("up", "--detach", text=_compose_text(recipe, image, volumes, nodes=nodes))
         _wait(client, nodes, say)
-        text = site_text(
-            root,
-            nodes=nodes,
-            vendor=processor(root),
-            shared=shared,
-            client=("docker", "exec", "--user", f"{os.getuid()}:{os.getgid()}", f"{NAME}-{CONTROLLER}"),
-        )
-        write_atomically(local_folder() / FILE, text)
+        exec_ = ["docker", "exec", "--user", f"{os.getuid()}:{os.getgid()}", f"{NAME}-{_CONTROLLER}"]
+        site = (recipe / "site.toml.in").read_text(encoding="utf-8")
+        folders = json.dumps(list(map(str, shared)))
+        values = {"vendor": processor(root), "shared": folders, "client": json.dumps(exec_)}
+        write_atomically(local_folder() / FILE, site.format(nodes=nodes, cores=cores, **values))
         return _status(client)
 
 
@@ -108,31 +118,63 @@ def node_names(nodes: int) -> tuple[str, ...]:
     return tuple(f"worker{number}" for number in range(1, nodes + 1))
 
 
-@daemon_errors("a cluster")
-def _start(
-    client: DockerClient, image: str, root: Path, *, nodes: int, files: Path, shared: tuple[Path, ...]
-) -> None:
-    network = client.networks.create(NAME, labels={LABEL: "cluster"})
-    volumes = {str(folder): {"bind": str(folder), "mode": "rw"} for folder in shared}
-    volumes |= {str(path): {"bind": str(path), "mode": "ro"} for path in interpreter_paths()}
-    volumes[str(files)] = {"bind": "/twinrun", "mode": "ro"}
-    volumes[str(recipe_folder(root.resolve()))] = {"bind": "/cluster", "mode": "ro"}
-    for folder in shared:
-        folder.mkdir(parents=True, exist_ok=True)
-    for name in (CONTROLLER, *node_names(nodes)):
-        client.containers.run(
-            image,
-            ["/cluster/start", "controller" if name == CONTROLLER else "worker"],
-            name=f"{NAME}-{name}",
-            hostname=name,
-            network=network.name,
-            environment={"TWINRUN_UID": str(os.getuid()), "TWINRUN_GID": str(os.getgid())},
-            volumes=volumes,
-            shm_size=_SHARED_MEMORY,
-            labels={LABEL: "cluster"},
-            init=True,
-            detach=True,
-        )
+def _ensure_image(client: DockerClient, root: Path, *, say: Callable[[str], None]) -> str:
+    """Return the image of the containers, named after its packages and made where the engine has none."""
+    listed = (root / "images/cluster/packages.txt").read_text(encoding="utf-8")
+    tag = f"{_SUITE}-{hashlib.sha256(listed.encode()).hexdigest()[:12]}"
+    name, packages = f"twinrun/cluster:{tag}", listed.split()
+    if daemon.find_image(client, name) is None:
+        say(f"making {name} of {len(packages)} Debian packages and what they need, once")
+        with tempfile.TemporaryDirectory(prefix="twinrun-cluster-") as folder:
+            tar = Path(folder) / "root.tar"
+            mirror = address(own_mirror(), "debian/").rstrip("/")
+            mmdebstrap(
+                *("--variant=minbase", f"--keyring={KEYRING}", f"--include={','.join(packages)}"),
+                *(_SUITE, str(tar), f"deb {mirror} {_SUITE} main"),
+                epoch=round(time.time()),
+                hint="check the network, or name a mirror in TWINRUN_DEBIAN_MIRROR",
+            )
+            tool_output(
+                ["docker", "import", str(tar), name], failure="the engine refuses the image", place=name
+            )
+    return name
+
+
+def _write_key(key: Path) -> None:
+    """Write munge's key, new each time and readable for its owner alone."""
+    key.unlink(missing_ok=True)
+    descriptor = os.open(key, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(secrets.token_bytes(1024))
+
+
+def _compose_text(recipe: Path, image: str, volumes: list[str], *, nodes: int) -> str:
+    template = string.Template((recipe / "compose.yaml.in").read_text(encoding="utf-8"))
+    user = json.dumps({"TWINRUN_UID": str(os.getuid()), "TWINRUN_GID": str(os.getgid())})
+    told = {"image": image, "volumes": json.dumps(volumes), "user": user, "label": LABEL, "name": NAME}
+    workers = (
+        f"  {name}: {{<<: *node, hostname: {name}, container_name: {NAME}-{name},"
+        " command: [/cluster/start, worker]}\n"
+        for name in node_names(nodes)
+    )
+    return template.substitute(told) + "".join(workers)
+
+
+def _compose(*words: str, text: str | None = None) -> None:
+    """Run Docker's compose on the cluster's file; raises MachineError."""
+    file = local_folder() / "compose.yaml"
+    if text is not None:
+        write_atomically(file, text)
+    plugin = (
+        subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
+    )
+    program = ["docker", "compose"] if plugin else [shutil.which("docker-compose") or "docker-compose"]
+    tool_output(
+        [*program, "--project-name", NAME, "--file", str(file), *words],
+        failure="the engine cannot run a cluster",
+        place=str(file),
+        absent="install docker-compose, or Docker's plugin of that name",
+    )
 
 
 def interpreter_paths() -> tuple[Path, ...]:
@@ -156,49 +198,41 @@ def _wait(client: DockerClient, nodes: int, say: Callable[[str], None]) -> None:
     say(f"waiting for {nodes} nodes")
     deadline = time.monotonic() + _READY_SECONDS
     while True:
-        found = _slurm_states(client)
+        found = {one.name: one.slurm for one in _status(client)}
         if all(found.get(name) == "idle" for name in node_names(nodes)):
             return
         stopped = [one for one in _containers(client) if one.status != "running"]
         if stopped or time.monotonic() > deadline:
-            logs = {one.name: one.logs(tail=1) for one in stopped or _containers(client)}
-            printed = [f"{name}: {log.decode(errors='replace').strip()}" for name, log in logs.items()]
-            raise MachineError(
-                "the cluster does not start",
-                place=NAME,
-                found="\n".join(printed),
-                hint=f"`docker logs {NAME}-{CONTROLLER}` has the rest; `invoke cluster down` removes it",
-            )
+            names = [str(one.name) for one in stopped or _containers(client)]
+            logs = [f"{one}: {_docker('logs', '--tail', '1', one).strip()}" for one in names]
+            hint = f"`docker logs {NAME}-{_CONTROLLER}` has the rest; `invoke cluster down` removes it"
+            raise MachineError("the cluster does not start", place=NAME, found="\n".join(logs), hint=hint)
         time.sleep(0.5)
 
 
-def _status(client: DockerClient) -> tuple[NodeStatus, ...]:
-    found = _slurm_states(client)
-    answers = "answers" if found else "silent"
-    return tuple(
-        NodeStatus(
-            name=(name := str(one.name).removeprefix(f"{NAME}-")),
-            container=one.status,
-            slurm=answers if name == CONTROLLER else found.get(name, "unknown"),
-        )
-        for one in _containers(client)
-    ) + tuple(
-        NodeStatus(name=name, container="none", slurm=state)
-        for name, state in found.items()
-        if name == DRAINED
+def _docker(*words: str) -> str:
+    """Return what the engine's client prints; nothing where it fails."""
+    done = subprocess.run(
+        ["docker", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
+    return "" if done.returncode else done.stdout
 
 
-def _slurm_states(client: DockerClient) -> dict[str, str]:
-    """Return what Slurm says of each node; empty where the controller does not answer."""
-    for one in _containers(client):
-        if one.name == f"{NAME}-{CONTROLLER}" and one.status == "running":
-            with daemon_errors("a command of the controller"):
-                done = one.exec_run(["sinfo", "--noheader", "--Node", "--format=%N %T"], stderr=False)
-            assert isinstance(done.output, bytes)
-            lines = done.output.decode().splitlines() if done.exit_code == 0 else []
-            return {name: state for name, _, state in (line.strip().partition(" ") for line in lines)}
-    return {}
+def _status(client: DockerClient) -> tuple[NodeStatus, ...]:
+    listed = _docker("exec", f"{NAME}-{_CONTROLLER}", "sinfo", "--noheader", "--Node", "--format=%N %T")
+    slurm = dict(line.split() for line in listed.splitlines() if len(line.split()) == 2)
+    states = {str(one.name).removeprefix(f"{NAME}-"): one.status for one in _containers(client)}
+    found = [
+        NodeStatus(name=name, container=state, slurm=slurm.get(name, "unknown"))
+        for name, state in states.items()
+        if name != _CONTROLLER
+    ]
+    if _CONTROLLER in states:
+        said = "answers" if slurm else "silent"
+        found.insert(0, NodeStatus(name=_CONTROLLER, container=states[_CONTROLLER], slurm=said))
+    if _DRAINED in slurm:
+        found.append(NodeStatus(name=_DRAINED, container="none", slurm=slurm[_DRAINED]))
+    return tuple(found)
 
 
 @daemon_errors("a cluster")
@@ -207,11 +241,8 @@ def _containers(client: DockerClient) -> list[Container]:
     return sorted(found, key=lambda one: str(one.name))
 
 
-@daemon_errors("a cluster")
 def _remove(client: DockerClient) -> int:
-    containers = _containers(client)
-    for container in containers:
-        container.remove(force=True, v=True)
-    for network in client.networks.list(names=[NAME]):
-        network.remove()
-    return len(containers)
+    count = len(_containers(client))
+    if (local_folder() / "compose.yaml").is_file():
+        _compose("down", "--volumes", "--timeout", "1")
+    return count

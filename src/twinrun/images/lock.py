@@ -3,53 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
-import tomllib
+import re
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
 from typing import Literal, TypeVar
+from urllib.parse import unquote
 
 from twinrun.foundation.errors import InputError, MachineError, require_known
 from twinrun.foundation.files import write_together
 from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.text import host_alone
 from twinrun.images.apt_archive import open_archive
-from twinrun.images.framework_index import IndexAnswer, verify_index
-from twinrun.images.resolution import resolve_python, resolve_system
-from twinrun.images.root_filesystem import make_base
+from twinrun.images.resolution import existing_lock, resolve_python, resolve_system
+from twinrun.images.root_filesystem import make_root
 from twinrun.manifests import locks
 from twinrun.manifests.stack import (
     Stack,
     expected_stamps,
     first_line,
     framework_index,
+    framework_pins,
     load_manifest,
     normalise,
-    pins,
 )
 
 # Values of `--only`: Python packages; system packages with the root file system made of some of them.
 PARTS = ("python", "system")
-# Name of a pin to its shortened text and its whole text.
-_Entries = dict[str, tuple[str, str]]
-# Patterns of packages to the likely effect of another version; the first match counts.
-_EFFECTS = (
-    ("base", "system libraries and toolkit below everything"),
-    ("torch|torchvision|*triton*", "numerics and speed"),
-    ("*nccl*|*rccl*|*mpi*|*ucx*|*shmem*", "collectives: speed, and order of summation"),
-    ("*blas*|*dnn*|*solver*|*sparse*|*fft*|*rand*|*miopen*|*tensile*", "numerics and speed of libraries"),
-    ("flash-att*", "attention: numerics and speed"),
-    ("mosaicml", "training loop and sharding"),
-    ("mosaicml-streaming", "order of the data"),
-    ("tokenizers|transformers", "tokens"),
-    ("numpy|scipy", "numerics on the host"),
-    ("*nvcc*|*nvvm*|*nvrtc*|hipcc*|*clang*|*llvm*|gcc*|g++*|cpp*", "compiled kernels"),
-    ("libc6*|libstdc++*|libgcc*", "system libraries below everything"),
-    ("python3*|libpython3*", "interpreter"),
-)
+_SYSTEM_LOCKS = ("apt.lock", "image.lock")
+_SECONDS = 20
+_LINK = re.compile(r"""href\s*=\s*["']([^"'#]*)(?:#sha256=([0-9a-f]{64}))?["']""", re.IGNORECASE)
 Lock = TypeVar("Lock")
-PinState = Literal["stale", "gone", "unverified", "attested", "verified", "out of reach"]
-# Lock file to its part; every other one has Python packages.
-_PARTS = {"apt.lock": "system", "image.lock": "system"}
 
 
 def stack_names(root: Path, name: str | None) -> list[str]:
@@ -64,15 +52,13 @@ def refresh(
     root: Path,
     name: str,
     *,
-    index: str | None = None,
     upgrade: bool = False,
     only: Collection[str] = (),
     say: Callable[[str], object] = str,
-) -> tuple[Change, ...]:
-    """Resolve the pins of stack `name`, write its lock files and return the changes.
+) -> tuple[str, ...]:
+    """Resolve the pins of stack `name`, write its lock files and return what changes.
 
     Args:
-        index: a further package index, as `resolve_python` takes it.
         upgrade: allow another version of every package that the requirements do not pin.
         only: parts to resolve; all when empty.
         say: told what is asked, before each question that takes long.
@@ -86,59 +72,18 @@ def refresh(
     texts: dict[Path, str] = {}
     if "python" in parts:
         say(f"{name}: resolving the Python packages")
-        texts |= python_locks(folder, stack, index=index, upgrade=upgrade)
+        texts |= _python_locks(folder, stack, upgrade=upgrade)
     if stack.base and "system" in parts:
         say(f"{name}: resolving the system packages of {stack.base.suite}")
-        texts |= _system_locks(folder, stack, upgrade=upgrade)
+        texts |= _system_locks(root, folder, stack, upgrade=upgrade)
     changed = [change for path, text in texts.items() for change in changes(path, text)]
     write_together(texts)
     return tuple(changed)
 
 
-def python_locks(
-    folder: Path, stack: Stack, *, index: str | None = None, upgrade: bool = False
-) -> dict[Path, str]:
-    """Return the text of each lock file of Python packages; raises InputError, MachineError."""
-    files = [path for path in expected_stamps(folder, stack) if path.with_suffix(".in").is_file()]
-    address = framework_index(stack, asked=index)
-    verified = _verified(folder / "requirements.lock", stack, address)
-    return {
-        lock: resolve_python(
-            lock.with_suffix(".in"), stack, index=address, verified=verified, upgrade=upgrade
-        )
-        for lock in files
-    }
-
-
-def _verified(lock: Path, stack: Stack, index: str | None) -> frozenset[str]:
-    """Return the attested pins of which the framework's index has every hash, else those that had been seen.
-
-    Raises:
-        InputError: the index has another hash than was attested, or no such file.
-    """
-    before = lock.read_text(encoding="utf-8", errors="replace") if lock.is_file() else ""
-    seen = locks.verified_pins(before)
-    answers = _answers(stack, index)
-    if wrong := next((one for one in answers if one.state in ("differs", "missing")), None):
-        raise InputError(
-            "the framework's index contradicts an attested hash",
-            place=f"{stack.name}: {wrong.wheel.file}",
-            found=wrong.found or "no such file",
-            allowed=wrong.wheel.sha256,
-            hint="correct the table [[attested]] of stack.toml; the old lock stays",
-        )
-    doubtful = {one.wheel.requirement() for one in answers if one.state != "verified"}
-    return seen | {one.wheel.requirement() for one in answers} - doubtful
-
-
-def _answers(stack: Stack, index: str | None) -> tuple[IndexAnswer, ...]:
-    """Return what the framework's index says of the attested wheels; nothing where it is out of reach."""
-    if not index:
-        return ()
-    try:
-        return verify_index(stack.attested, index=index)
-    except MachineError:
-        return ()
+def _python_locks(folder: Path, stack: Stack, *, upgrade: bool = False) -> dict[Path, str]:
+    files = [path for path in expected_stamps(folder, stack) if path.name not in _SYSTEM_LOCKS]
+    return {lock: resolve_python(lock.with_suffix(".in"), stack, upgrade=upgrade) for lock in files}
 
 
 def _existing(load: Callable[[Path], Lock], folder: Path) -> Lock | None:
@@ -155,99 +100,66 @@ def selected_parts(only: Collection[str]) -> frozenset[str]:
     return frozenset(only or PARTS)
 
 
-def _system_locks(folder: Path, stack: Stack, *, upgrade: bool) -> dict[Path, str]:
-    """Return the texts of apt.lock and image.lock; nothing moves while the mirror has what is locked."""
+def _system_locks(root: Path, folder: Path, stack: Stack, *, upgrade: bool) -> dict[Path, str]:
+    """Return the texts of apt.lock and image.lock; they move where the manifest or the user asks for it."""
     assert stack.base is not None
     system, image = _existing(locks.load_apt_lock, folder), _existing(locks.load_image_lock, folder)
-    with open_archive(stack.base.suite, stack.architecture()) as archive:
-        asked = first_line(folder / "apt.lock") == stack.system_stamp() if system else False
-        kept = asked and not upgrade and system and set(archive.available(system.all())) == set(system.all())
-        resolved = system if kept and system else resolve_system(stack, archive)
-        epoch = image.epoch if image and resolved == system else archive.release_date()
-    current = image and resolved == system and first_line(folder / "image.lock") == stack.image_stamp()
-    base = image.base if image and current else make_base(stack, resolved, epoch=epoch)
+    stamps = {first_line(folder / name) for name in _SYSTEM_LOCKS if (folder / name).is_file()}
+    if upgrade or not system or not image or stack.system_stamp() not in stamps:
+        with open_archive(stack.base.suite, stack.architecture()) as archive:
+            resolved, epoch = resolve_system(stack, archive), archive.release_date()
+    else:
+        resolved, epoch = system, image.epoch
+    if not image or resolved != system or stack.image_stamp() not in stamps:
+        image = locks.ImageLock(epoch=epoch, root=make_root(root, stack, resolved, epoch=epoch))
     return {
         folder / "apt.lock": locks.apt_lock_text(stack.system_stamp(), resolved),
-        folder / "image.lock": locks.image_lock_text(
-            stack.image_stamp(), locks.ImageLock(epoch=epoch, base=base)
-        ),
+        folder / "image.lock": locks.image_lock_text(stack.image_stamp(), image),
     }
 
 
-class Change(Frozen):
-    """One changed pin."""
-
-    lock: str
-    """File name."""
-    name: str
-    old: str
-    """Version, digest or commit, shortened for reading; `absent` where there is none."""
-    new: str
-
-    def __str__(self) -> str:
-        what = "other files" if self.old == self.new else f"{self.old} -> {self.new}"
-        return f"{self.name}: {what} ({likely_effect(self.name)})"
-
-
-def changes(lock: Path, new: str) -> tuple[Change, ...]:
-    """Return the pins that change when the text `new` replaces `lock`."""
+def changes(lock: Path, new: str) -> list[str]:
+    """Return the pins that change when the text `new` replaces `lock`, each with what it was and will be."""
     old = lock.read_text(encoding="utf-8", errors="replace") if lock.is_file() else ""
     before, after = _entries(lock.name, old), _entries(lock.name, new)
-    absent = ("absent", "")
-    return tuple(
-        Change(lock=lock.name, name=name, old=before.get(name, absent)[0], new=after.get(name, absent)[0])
-        for name in sorted({*before, *after})
-        if before.get(name) != after.get(name)
-    )
+    found = []
+    for name in sorted({*before, *after}):
+        (was, whole), (now, other) = (one.get(name, ("absent", "")) for one in (before, after))
+        if whole != other:
+            found.append(f"{lock.name}: {name}: {'other files' if was == now else f'{was} -> {now}'}")
+    return found
 
 
-def _entries(name: str, text: str) -> _Entries:
-    """Return the pins of a lock file; a broken one has none, so that all of the new one count as changed."""
-    try:
-        return {"apt.lock": _system_entries, "image.lock": _image_entries}.get(name, _python_entries)(text)
-    except (InputError, tomllib.TOMLDecodeError, KeyError):
-        return {}
-
-
-def _python_entries(text: str) -> _Entries:
-    found: dict[str, list[tuple[str, frozenset[str]]]] = {}
-    for pin, hashes in locks.parse_python_lock(text, place="requirements.lock").items():
-        name, _, version = pin.partition(" ")[0].partition("==")
-        found.setdefault(normalise(name), []).append((version, hashes))
-    return {
-        name: (" or ".join(version for version, _ in entries), str([sorted(hashes) for _, hashes in entries]))
-        for name, entries in found.items()
-    }
-
-
-def _system_entries(text: str) -> _Entries:
-    packages = locks.parse_apt_lock(text, place="apt.lock").all()
-    return {package.name: (package.version, package.sha256) for package in packages}
-
-
-def _image_entries(text: str) -> _Entries:
-    digest = str(tomllib.loads(text)["base"])
-    return {"base": (digest[:12], digest)}
-
-
-def likely_effect(name: str) -> str:
-    """Return the likely effect of another version of the package or source called `name`."""
-    for patterns, effect in _EFFECTS:
-        if any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in patterns.split("|")):
-            return effect
-    return "none expected"
+def _entries(name: str, text: str) -> dict[str, tuple[str, str]]:
+    """Return version and whole text of each pin; a broken lock has none, so that all count as changed."""
+    pins: dict[str, tuple[str, str]] = {}
+    if name == "image.lock":
+        for digest in re.findall(r'^root = "([0-9a-f]{64})"$', text, re.MULTILINE):
+            pins["root file system"] = (digest[:12], digest)
+        return pins
+    with contextlib.suppress(InputError):
+        if name == "apt.lock":
+            system = locks.parse_apt_lock(text, place=name).all()
+            return {one.name: (one.version, one.model_dump_json()) for one in system}
+        for pin, hashes in locks.parse_python_lock(text, place=name).items():
+            package, _, version = pin.partition(" ")[0].partition("==")
+            said, whole = pins.get(normalise(package), ("", ""))
+            pins[normalise(package)] = (
+                f"{said} or {version}" if said else version,
+                f"{whole}{sorted(hashes)}",
+            )
+    return pins
 
 
 class PinFinding(Frozen):
     """What was found of one pin."""
 
-    pin: str
-    """Lock file and name."""
-    state: PinState
-    detail: str
+    state: Literal["stale", "gone", "out of reach"]
+    what: str
+    """Lock file, pin, and what is wrong with it."""
 
     def __str__(self) -> str:
-        return f"{self.state}: {self.pin}: {self.detail}"
+        return f"{self.state}: {self.what}"
 
 
 def check(
@@ -258,12 +170,12 @@ def check(
     only: Collection[str] = (),
     say: Callable[[str], object] = str,
 ) -> tuple[PinFinding, ...]:
-    """Compare the pins of stack `name` with their origins; nothing is written.
+    """Say which pins of stack `name` an index does not have any more; nothing is written.
 
     An origin out of reach is a finding, so that the other pins are still checked.
 
     Args:
-        index: a further package index, as `resolve_python` takes it.
+        index: in place of the framework's own package index.
         only: parts to check; all when empty.
         say: told what is asked, before each question that takes long.
 
@@ -271,98 +183,82 @@ def check(
         InputError: a broken stack.toml, or an unknown part.
     """
     stack, folder = load_manifest(root, name), root / "images" / "stacks" / name
-    parts = selected_parts(only)
-    system = _existing(locks.load_apt_lock, folder)
-    found = [*_stamps(folder, stack, parts)]
+    parts, found = selected_parts(only), []
+    for path, expected in expected_stamps(folder, stack).items():
+        if ("system" if path.name in _SYSTEM_LOCKS else "python") in parts:
+            what = expected.removeprefix("# ").partition(" sha256")[0]
+            wrong = "missing" if not path.is_file() else f"does not belong to {what}"
+            if wrong == "missing" or first_line(path) != expected:
+                found.append(PinFinding(state="stale", what=f"{path.name}: {wrong}"))
     if "python" in parts:
         say(f"{name}: asking the package index")
-        found += _query("requirements.lock", lambda: _python_findings(folder, stack, index))
-    if "system" in parts and stack.base and system:
+        found += _query("requirements.lock", partial(_python_findings, folder, stack))
+        address = framework_index(stack, asked=index)
+        for pinned in framework_pins(folder / "requirements.in") if address else ():
+            say(f"{name}: asking the framework's own index")
+            found += _query(pinned.name, partial(_framework_findings, pinned, str(address)))
+    if "system" in parts and stack.base and (system := _existing(locks.load_apt_lock, folder)):
         say(f"{name}: asking the archive of {stack.base.suite} for {len(system.all())} system packages")
-        found += _query("apt.lock", lambda: _system_findings(folder, stack, system))
-    if "python" in parts:
-        if stack.attested:
-            say(f"{name}: asking the framework's index for {len(stack.attested)} attested wheels")
-        found += _unverified_packages(folder, stack)
-        found += _attested_packages(stack, index)
+        found += _query("apt.lock", partial(_system_findings, stack, system))
     return tuple(found)
 
 
 def exit_code(findings: Iterable[PinFinding]) -> int:
-    """Return 1 if a pin must be resolved again, 3 if that could not be found out, else 0."""
+    """Return 1 if an index lacks a pin or a lock is out of date, 3 if that could not be found out, else 0."""
     states = {finding.state for finding in findings}
-    if states & {"stale", "gone"}:
-        return 1
-    return 3 if "out of reach" in states else 0
+    return 1 if states & {"stale", "gone"} else 3 if states else 0
 
 
-def _stamps(folder: Path, stack: Stack, parts: Collection[str]) -> Iterator[PinFinding]:
-    for path, expected in expected_stamps(folder, stack).items():
-        if _PARTS.get(path.name, "python") not in parts:
-            continue
-        if not path.is_file():
-            yield PinFinding(pin=path.name, state="stale", detail="missing")
-        elif first_line(path) != expected:
-            what = expected.removeprefix("# ").partition(" sha256")[0]
-            yield PinFinding(pin=path.name, state="stale", detail=f"does not belong to {what}")
-
-
-def _query(pin: str, find: Callable[[], Iterator[PinFinding]]) -> list[PinFinding]:
+def _query(lock: str, find: Callable[[], Iterator[PinFinding]]) -> list[PinFinding]:
     """Return the findings of `find`: an InputError means gone, a MachineError out of reach."""
     try:
         return list(find())
-    except InputError as error:
-        return [PinFinding(pin=pin, state="gone", detail=f"{error.message}: {error.place or error.found}")]
-    except MachineError as error:
-        lines = str(error.found or error.place).split("\n    ")
-        return [PinFinding(pin=pin, state="out of reach", detail=f"{error.message}: {' '.join(lines[:4])}")]
+    except (InputError, MachineError) as error:
+        said = " ".join(str(error.found or error.place).split("\n    ")[:4])
+        state: Literal["gone", "out of reach"] = "gone" if isinstance(error, InputError) else "out of reach"
+        return [PinFinding(state=state, what=f"{lock}: {error.message}: {said}")]
 
 
-def _python_findings(folder: Path, stack: Stack, index: str | None) -> Iterator[PinFinding]:
+def _python_findings(folder: Path, stack: Stack) -> Iterator[PinFinding]:
     """Versions change only when they must: the requirements changed, or the index has them no longer."""
-    for path, text in python_locks(folder, stack, index=index).items():
+    for path, text in _python_locks(folder, stack).items():
         current = path.is_file() and first_line(path) == expected_stamps(folder, stack)[path]
         for change in changes(path, text):
-            yield _moved(change, gone=current)
+            yield PinFinding(state="gone" if current else "stale", what=change)
 
 
-def _system_findings(folder: Path, stack: Stack, lock: locks.AptLock) -> Iterator[PinFinding]:
+def _framework_findings(pinned: Path, index: str) -> Iterator[PinFinding]:
+    """Ask a package index, as PEP 503 describes it, for the files of each pin."""
+    for pin, hashes in existing_lock(pinned).items():
+        name, _, version = pin.partition("==")
+        files = _files(index, normalise(name))
+        # Of a file without a hash the index says that it is there, and a build says the rest.
+        silent = sum(digest is None and version in file for file, digest in files.items())
+        for digest in sorted(hashes - set(files.values()))[silent:]:
+            what = f"{pinned.name}: {pin}: the index has no file of it with sha256 {digest}"
+            yield PinFinding(state="gone", what=what)
+
+
+def _files(index: str, package: str) -> dict[str, str | None]:
+    """Return the files of a package by name, each with its SHA-256 where the index gives one."""
+    try:
+        with urllib.request.urlopen(f"{index.rstrip('/')}/{package}/", timeout=_SECONDS) as answer:  # noqa: S310
+            page = answer.read().decode("utf-8", "replace")
+    except (OSError, ValueError, HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError) and error.code == HTTPStatus.NOT_FOUND:
+            return {}
+        found = str(error) if isinstance(error, OSError) else "no valid address"
+        raise MachineError("the index is out of reach", place=host_alone(index), found=found) from None
+    return {unquote(link.rpartition("/")[2]): digest or None for link, digest in _LINK.findall(page)}
+
+
+def _system_findings(stack: Stack, lock: locks.AptLock) -> Iterator[PinFinding]:
+    """Name the packages that the index has moved on from; a build goes on without the index."""
     assert stack.base is not None
     with open_archive(stack.base.suite, stack.architecture()) as archive:
-        available = {package.name for package in archive.available(lock.all())}
-        text = locks.apt_lock_text(stack.system_stamp(), resolve_system(stack, archive))
-    for change in changes(folder / "apt.lock", text):
-        yield _moved(change, gone=change.old != "absent" and change.name not in available)
-
-
-def _moved(change: Change, *, gone: bool) -> PinFinding:
-    pin = f"{change.lock}: {change.name}"
-    return PinFinding(pin=pin, state="gone" if gone else "stale", detail=str(change))
-
-
-def _unverified_packages(folder: Path, stack: Stack) -> Iterator[PinFinding]:
-    lock = folder / "requirements.lock"
-    locked = pins(lock.read_text(encoding="utf-8")) if lock.is_file() else {}
-    for pin in stack.unverified:
-        if pins(pin.requirement).items() - locked.items():
-            yield PinFinding(pin=f"stack.toml: {pin.requirement}", state="unverified", detail=pin.source)
-    for wheel in stack.alternative:
-        yield PinFinding(
-            pin=f"requirements.lock: {wheel.requirement}", state="unverified", detail=wheel.source
+        gone = set(lock.all()) - archive.available(lock.all())
+    for package in sorted(gone, key=str):
+        what = (
+            f"apt.lock: {package}: the index has moved on; a build still has it from the pool or a snapshot"
         )
-
-
-def _attested_packages(stack: Stack, index: str | None) -> Iterator[PinFinding]:
-    """Yield each attested wheel as verified, as gone, or as attested where its index says nothing."""
-    answers = {one.wheel.file: one for one in _answers(stack, framework_index(stack, asked=index))}
-    for wheel in stack.attested:
-        pin, answer = f"stack.toml: {wheel.file}", answers.get(wheel.file)
-        if answer and answer.state in ("differs", "missing"):
-            detail = f"the index has {answer.found or 'no such file'}, attested is {wheel.sha256}"
-            yield PinFinding(pin=pin, state="gone", detail=detail)
-        elif answer and answer.state == "verified":
-            yield PinFinding(pin=pin, state="verified", detail="the framework's index has this hash")
-        else:
-            why = "the index gives no hash of it" if answer else "the framework's index is out of reach"
-            where = ", ".join(one.repository for one in wheel.found)
-            yield PinFinding(pin=pin, state="attested", detail=f"{why}; found in lock files of {where}")
+        yield PinFinding(state="gone", what=what)

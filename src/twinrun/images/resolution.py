@@ -19,62 +19,51 @@ from twinrun.foundation.processes import tool_output
 from twinrun.images.apt_archive import ESSENTIAL, AptArchive
 from twinrun.manifests.locks import AptLock, PythonLock, parse_python_lock, python_lock_text
 from twinrun.manifests.packages import ReducedPackage, SourcePackage
-from twinrun.manifests.stack import Stack, matches, normalise, stamp
+from twinrun.manifests.stack import Stack, framework_pins, matches, normalise, stamp
 
 _DIRECT = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?==[A-Za-z0-9.+!_-]+( *;[ A-Za-z0-9_.'\"<>=!()]+)?"
 )
 _EXACT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==([A-Za-z0-9.+!_-]+)", re.MULTILINE)
-
 # usr-is-merged is installed before all others: /bin is a link from the start.
 _ROOT = (*ESSENTIAL, "usr-is-merged")
 
 
-def resolve_python(
-    requirements: Path,
-    stack: Stack,
-    *,
-    index: str | None = None,
-    verified: frozenset[str] = frozenset(),
-    upgrade: bool = False,
-) -> str:
+def resolve_python(requirements: Path, stack: Stack, *, upgrade: bool = False) -> str:
     """Return the text of the lock file of `requirements`; the existing one lies beside it.
 
-    An entry keeps its hashes while the index has all of them, also when the index has more files since.
+    An entry keeps its hashes while the index has all of them, also when the index has more files since. What
+    stands in framework.txt goes into the lock as it is, in place of the packages that `replaces` names.
 
     Args:
-        index: the framework's own package index, for the packages that stack.toml names as unverified and
-            for no other; without it they stay out of the lock file.
-        verified: attested pins whose hashes the framework's own index was seen to have.
         upgrade: allow another version of every package that the requirements do not pin.
 
     Raises:
-        InputError: an attested wheel is of another version than the requirements ask for.
+        InputError: framework.txt has another version than the requirements ask for.
         MachineError: the packages cannot be resolved.
     """
     text = requirements.read_text(encoding="utf-8")
     _check_requirements(requirements, text)
+    framework = "".join(path.read_text(encoding="utf-8") for path in framework_pins(requirements))
+    _check_framework(requirements, text, framework)
     before = existing_lock(requirements.with_suffix(".lock"))
     options = ["--python-version", stack.interpreter()]
     options += [word for one in stack.source for word in ("--no-binary", one.package())]
-    project = declared_metadata((*stack.source, *stack.reduced))
-    if index and stack.unverified:
-        text = _with_local_versions(text, stack)
-        project += _explicit_index(index, stack)
-    # Without hashes: uv would copy those of versions that it keeps, also wrong ones.
-    preferences = [] if upgrade else list(before)
-    overrides = [one.requirement for one in stack.lifted]
     entries = compile_requirements(
-        text, options, preferences=preferences, project=project, overrides=overrides
+        text,
+        options,
+        # Without hashes: uv would copy those of versions that it keeps, also wrong ones.
+        preferences=[] if upgrade else list(before),
+        project=declared_metadata((*stack.source, *stack.reduced)),
+        overrides=[one.requirement for one in stack.lifted],
     )
-    if not index or stack.attested:
-        entries = {pin: hashes for pin, hashes in entries.items() if not matches(_name(pin), stack.replaces)}
-    entries |= _attested_entries(requirements, text, stack)
-    kept = {
-        pin: _stable_hashes(before.get(pin, frozenset()), hashes | _own_hashes(pin, stack), stack)
-        for pin, hashes in sorted(entries.items(), key=lambda entry: _name(entry[0]))
-    }
-    return python_lock_text(stamp(requirements), kept, verified=verified & kept.keys())
+    built = {one.requirement: frozenset({one.wheel}) for one in stack.source}
+    kept = {}
+    for pin, hashes in sorted(entries.items(), key=lambda entry: _name(entry[0])):
+        if not (framework and matches(_name(pin), stack.replaces)):
+            now = hashes | built.get(pin.partition(" ")[0], frozenset())
+            kept[pin] = before[pin] if pin in before and before[pin] <= now else now
+    return python_lock_text(stamp(requirements), kept) + framework
 
 
 def existing_lock(lock: Path) -> PythonLock:
@@ -83,24 +72,6 @@ def existing_lock(lock: Path) -> PythonLock:
     with contextlib.suppress(InputError):
         return parse_python_lock(text, place=str(lock))
     return {}
-
-
-def _stable_hashes(before: frozenset[str], now: frozenset[str], stack: Stack) -> frozenset[str]:
-    """Return the hashes of before if the index has all of them now, else all that it has."""
-    alternatives = {alternative.sha256 for alternative in stack.alternative}
-    return before | (now & alternatives) if before - alternatives and before <= now else now
-
-
-def _own_hashes(pin: str, stack: Stack) -> frozenset[str]:
-    """Return the hashes in stack.toml: of an alternative of the same public version, and of what is built."""
-    entry = pin.partition(" ")[0]
-    alternatives = {one.sha256 for one in stack.alternative if _public(one.requirement) == entry}
-    return frozenset(alternatives | {one.wheel for one in stack.source if one.requirement == entry})
-
-
-def _public(requirement: str) -> str:
-    name, _, version = requirement.partition("==")
-    return f"{normalise(name)}=={version.partition('+')[0]}"
 
 
 def declared_metadata(packages: tuple[SourcePackage | ReducedPackage, ...]) -> str:
@@ -116,35 +87,22 @@ def declared_metadata(packages: tuple[SourcePackage | ReducedPackage, ...]) -> s
     return "".join(tables)
 
 
-def _attested_entries(requirements: Path, text: str, stack: Stack) -> PythonLock:
-    """Return the attested wheels of a stack as entries of the lock of packages that they belong to."""
+def _check_framework(requirements: Path, text: str, framework: str) -> None:
+    """Hold the framework's own wheels against the direct requirements."""
     asked = {normalise(name): version for name, version in _EXACT.findall(text)}
-    entries: dict[str, set[str]] = {}
-    for wheel in stack.attested if any(one.package() in asked for one in stack.attested) else ():
-        public = wheel.version().partition("+")[0]
-        if (wanted := asked.get(wheel.package(), public)) != public:
+    for pin in parse_python_lock(framework, place=str(requirements.with_name("framework.txt"))):
+        name, _, version = pin.partition("==")
+        if asked.get(normalise(name), version.partition("+")[0]) != version.partition("+")[0]:
             raise InputError(
-                "an attested wheel is of another version",
-                place=str(requirements),
-                found=wheel.file,
-                allowed=f"{wheel.package()}=={wanted}",
+                "a wheel of the framework's own index is of another version",
+                place=str(requirements.with_name("framework.txt")),
+                found=pin,
+                allowed=f"{name}=={asked[normalise(name)]}",
             )
-        entries.setdefault(wheel.requirement(), set()).add(wheel.sha256)
-    return {pin: frozenset(hashes) for pin, hashes in entries.items()}
 
 
 def _name(pin: str) -> str:
     return normalise(pin.partition("==")[0])
-
-
-def _with_local_versions(requirements: str, stack: Stack) -> str:
-    """Replace each requirement by the unverified pin of the same package."""
-    exact = {normalise(pin.package()): pin.requirement for pin in stack.unverified}
-    lines = []
-    for line in requirements.splitlines():
-        name = normalise(re.split(r"[=<>~! ;#]", line, maxsplit=1)[0])
-        lines.append(exact.pop(name, line))
-    return "\n".join([*lines, *exact.values(), ""])
 
 
 def _check_requirements(path: Path, text: str) -> None:
@@ -157,14 +115,6 @@ def _check_requirements(path: Path, text: str) -> None:
                 found=line[:120],
                 allowed="name==version, or a line that begins with #",
             )
-
-
-def _explicit_index(index: str, stack: Stack) -> str:
-    """Return uv's settings under which `index` is asked for the unverified packages and for no other."""
-    names = sorted({normalise(pin.package()) for pin in stack.unverified})
-    sources = "".join(f'{json.dumps(name)} = {{ index = "framework" }}\n' for name in names)
-    table = f'[[tool.uv.index]]\nname = "framework"\nurl = {json.dumps(index)}\nexplicit = true\n'
-    return f"{table}\n[tool.uv.sources]\n{sources}"
 
 
 def compile_requirements(requirements: str, options: list[str], **further: Any) -> PythonLock:
@@ -223,5 +173,5 @@ def resolve_system(stack: Stack, archive: AptArchive) -> AptLock:
     Raises:
         InputError: no such package in the suite.
     """
-    base, runtime = archive.resolve(_ROOT), archive.resolve(stack.packages)
-    return AptLock(base=base, runtime=runtime, build=archive.resolve(stack.build_packages))
+    root = (*archive.resolve(_ROOT), *archive.resolve(stack.packages))
+    return AptLock(root=root, build=archive.resolve(stack.build_packages))

@@ -17,26 +17,11 @@ class PinnedPackage(Frozen):
     """A package in one version."""
 
     requirement: Requirement
-    """Package and exact version; of the framework's own index with its local label."""
+    """Package and exact version."""
 
     def package(self) -> str:
         """Return the name of the package."""
         return self.requirement.partition("==")[0]
-
-
-class UnverifiedPin(PinnedPackage):
-    """A pin whose hash could not be taken where the lock was made."""
-
-    source: Line
-    """Who says that it exists."""
-
-
-class AlternativePin(UnverifiedPin):
-    """A second-hand wheel that may take the place of a locked one; the lock has its hash as well."""
-
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    replaces: tuple[Pattern, ...] = ()
-    """Patterns of locked packages that are not needed with this wheel."""
 
 
 class SourcePackage(PinnedPackage):

@@ -9,42 +9,31 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from twinrun.foundation.errors import InputError, require_equal, require_known
 from twinrun.foundation.files import canonical_json, is_file_in, sha256_of_bytes, sha256_of_file
 from twinrun.foundation.manifest import Frozen, load_toml
 from twinrun.foundation.tracked import tree_sha256
-from twinrun.manifests.attestation import Attestation, check_attestations
 from twinrun.manifests.image_identity import CommittedInventory, built_id, committed
 from twinrun.manifests.locks import (
     AptLock,
     EnvironmentSize,
     ImageLock,
-    first_changed_entry,
     load_apt_lock,
     load_image_lock,
-    verified_pins,
 )
-from twinrun.manifests.packages import (
-    AlternativePin,
-    LiftedBound,
-    Line,
-    Pattern,
-    ReducedPackage,
-    SourcePackage,
-    UnverifiedPin,
-)
+from twinrun.manifests.packages import LiftedBound, Line, Pattern, ReducedPackage, SourcePackage
 
 STAMP = "# {} sha256: "
 # A package that those of all kernels import.
 SHARED_KERNELS = "kernels/shared"
 # Counts up when the same packages give another root file system than before.
-_ROOT_FORMAT = 2
+_ROOT_FORMAT = 3
 DOCKERFILE = "images/Dockerfile"
 INPUTS_LABEL = "dev.twinrun.inputs-sha256"
 # Counts up when the same inputs give another image than before.
-_IMAGE_FORMAT = 2
+_IMAGE_FORMAT = 3
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)", re.MULTILINE)
 
 # A name is nothing that a shell, an option parser or a path reads as more than a name.
@@ -98,24 +87,14 @@ class Stack(Frozen):
     base: Base | None = None
     """None: the stack has no image."""
     replaces: tuple[Pattern, ...] = ()
-    """Patterns of packages left out of the lock because an attested or unverified pin takes their place."""
+    """Patterns of packages of the general index in whose place framework.txt has the framework's own."""
     index: Annotated[str, Field(pattern=r"^https://[a-z0-9.-]+(/[A-Za-z0-9._-]+)*/?$")] | None = None
-    """The framework's own package index, which has the attested wheels."""
-    attested: tuple[Attestation, ...] = ()
+    """The framework's own package index, which has the wheels of framework.txt."""
     lifted: tuple[LiftedBound, ...] = ()
     reduced: tuple[ReducedPackage, ...] = ()
-    unverified: tuple[UnverifiedPin, ...] = ()
-    alternative: tuple[AlternativePin, ...] = ()
     source: tuple[SourcePackage, ...] = ()
     environment: EnvironmentSize | None = None
     """Null in the stacks of tests alone; a contract demands it of all others."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Stack:
-        check_attestations(self.attested, python=self.python, platform=self.platform)
-        if self.attested and self.index is None:
-            raise ValueError("attested wheels need the address of their `index`")
-        return self
 
     def interpreter(self) -> str:
         """Return the version of the interpreter in the image, for example `3.11`."""
@@ -192,22 +171,6 @@ class LoadedStack(Frozen):
     def system_packages(self, root: Path) -> AptLock | None:
         """Return apt.lock; None for a stack without an image."""
         return load_apt_lock(root / self.folder) if self.stack.base else None
-
-    def unhashed(self, root: Path) -> tuple[str, ...]:
-        """Return the requirements that stack.toml calls unverified and the lock has no hash for."""
-        locked = self.locked(root)
-        return tuple(
-            pin.requirement for pin in self.stack.unverified if pins(pin.requirement).items() - locked.items()
-        )
-
-    def attested(self, root: Path) -> tuple[str, ...]:
-        """Return the pins whose hashes public lock files attest and the index was not seen to have."""
-        return tuple(sorted({wheel.requirement() for wheel in self.attested_wheels(root)}))
-
-    def attested_wheels(self, root: Path) -> tuple[Attestation, ...]:
-        """Return the wheels of those pins, each with its hash and where that was found."""
-        verified = verified_pins(self.lock(root).read_text(encoding="utf-8"))
-        return tuple(wheel for wheel in self.stack.attested if wheel.requirement() not in verified)
 
     def image(self) -> str:
         """Return the reference of the image that is made of exactly these inputs."""
@@ -299,10 +262,23 @@ def expected_stamps(folder: Path, stack: Stack) -> dict[Path, str]:
 
 
 def stamp(requirements: Path) -> str:
-    """Return the line that ties a lock to the requirements it was resolved from; raises InputError."""
+    """Return the line that ties a lock to what it was resolved from; raises InputError."""
     if not requirements.is_file():
         raise InputError("missing", place=str(requirements), hint="it has the direct requirements")
-    return STAMP.format(requirements.name) + sha256_of_file(requirements)
+    framework = framework_pins(requirements)
+    names = [path.name for path in (requirements, *framework)]
+    content = b"".join(path.read_bytes() for path in (requirements, *framework))
+    return STAMP.format(", ".join(names)) + sha256_of_bytes(content)
+
+
+def framework_pins(requirements: Path) -> list[Path]:
+    """Return framework.txt beside the requirements of the image, where the stack has one.
+
+    It is a part of the lock that is kept by hand: wheels that only the framework's own index has, their
+    hashes, and in comments where each hash was found.
+    """
+    path = requirements.with_name("framework.txt")
+    return [path] if requirements.name == "requirements.in" and path.is_file() else []
 
 
 def first_line(path: Path) -> str:
@@ -352,7 +328,7 @@ def _inputs_sha256(root: Path, stack: Stack, lock_sha256: str) -> str:
 
 
 def _check_lock(lock: Path, expected: str) -> None:
-    """Hold a lock against what it was resolved from and against its own seal; raises InputError."""
+    """Hold a lock against what it was resolved from; raises InputError."""
     hint = f"run `invoke lock --stack {lock.parent.name}` and commit what it writes"
     if not lock.is_file():
         raise InputError("missing", place=str(lock), hint=hint)
@@ -366,6 +342,3 @@ def _check_lock(lock: Path, expected: str) -> None:
             allowed=expected,
             hint=hint,
         )
-    broken = first_changed_entry(lock.read_bytes().decode("utf-8", "surrogateescape"))
-    if broken is not None:
-        raise InputError("the lock was changed", place=str(lock), found=broken, hint=hint)

@@ -137,8 +137,6 @@ def _measure(
         libraries=done[-1].libraries,
         lock_differences=lock_differences(installed, selection.stack, project.root),
         changed_files=changed,
-        attested=selection.stack.attested(project.root),
-        unverified=selection.stack.unhashed(project.root),
         image_digest=engine.image_digest,
         variables=steering_variables(os.environ | (site.site.environment if site else {})),
     )

@@ -427,7 +427,7 @@ def stack_for_run(
             allowed=f"a stack for {vendor}",
             hint=f"add --vendor {stack.stack.vendor}, or leave --stack out",
         )
-    return stack, _reason(loaded, stack, asked=asked, root=project.root)
+    return stack, _reason(loaded, stack, asked=asked)
 
 
 def _fitting(project: Project, loaded: LoadedRecipe, vendor: str, machine: Machine) -> str | None:
@@ -456,13 +456,9 @@ def _fitting(project: Project, loaded: LoadedRecipe, vendor: str, machine: Machi
     )
 
 
-def _reason(loaded: LoadedRecipe, stack: LoadedStack, *, asked: str | None, root: Path) -> Choice:
+def _reason(loaded: LoadedRecipe, stack: LoadedStack, *, asked: str | None) -> Choice:
     vendor, name = stack.stack.vendor, stack.stack.name
     because = ASKED if asked else f"the recipe's current stack for {vendor}"
     if not asked and name != (current := loaded.recipe.stacks.current[vendor]):
         because = f"{current} is not built for this GPU"
-    if attested := stack.attested(root):
-        because += f"; hashes of {', '.join(attested)} are attested by public lock files"
-    if unhashed := stack.unhashed(root):
-        because += f"; {', '.join(unhashed)} unverified"
     return Choice(name="stack", value=stack.stack.name, because=because)
