@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from twinrun.manifests.published import Accepted
 from twinrun.manifests.recipe import LoadedRecipe
+from twinrun.planning.plan import Plan
 from twinrun.workloads import load_workload
 from twinrun.workloads.settings import Difference, Fingerprint, accepted_rows, differences
 from twinrun.workloads.workload import Point
@@ -27,6 +28,7 @@ def differences_of_point(
     stated: Mapping[str, Accepted],
     name: str | None = None,
     about: Callable[[str], bool] = lambda _: True,
+    older: bool = False,
 ) -> PointDifferences:
     """Hold every setting of a point against the publication and, where that is silent, against recipe.toml.
 
@@ -35,17 +37,19 @@ def differences_of_point(
         stated: fields that the publication gives; of lists, the nearest row counts.
         name: the point that the publication means; the same where not given.
         about: which of the other settings are asked at all.
+        older: the plan is of an older version of the recipe.
     """
-    return _apart(*_settings(recipe, part, point, name), stated, about)
+    return _apart(*_settings(recipe, part, point, name), stated, about, older)
 
 
-def differences_of_plan(recipe: LoadedRecipe, part: Any, points: Sequence[Point]) -> tuple[Difference, ...]:
+def differences_of_plan(recipe: LoadedRecipe, plan: Plan) -> tuple[Difference, ...]:
     """Return where the point that is nearest to the publication is not as published."""
-    settings = [_settings(recipe, part, point) for point in points]
+    settings = [_settings(recipe, plan.part, point) for point in plan.points]
+    older = plan.recipe_version < recipe.recipe.version
     # Points of a sweep have the same settings, where they differ in their number of nodes alone.
     different = {(*own.items(), *written.items()): (own, written) for own, written in settings}
     stated = recipe.published.fingerprint
-    found = (_apart(own, written, stated).differences for own, written in different.values())
+    found = (_apart(own, written, stated, older=older).differences for own, written in different.values())
     return min(found, key=len, default=())
 
 
@@ -63,10 +67,12 @@ def _apart(
     written: Fingerprint,
     stated: Mapping[str, Accepted],
     about: Callable[[str], bool] = lambda _: True,
+    older: bool = False,
 ) -> PointDifferences:
     asked = {field: value for field, value in own.items() if field in stated or about(field)}
     expected = {field: value for field, value in written.items() if about(field)}
-    apart = min((differences(asked, row, written=expected) for row in accepted_rows(stated)), key=_distance)
+    rows = accepted_rows(stated)
+    apart = min((differences(asked, row, written=expected, older=older) for row in rows), key=_distance)
     return PointDifferences(apart, tuple(field for field in expected if field not in stated))
 
 

@@ -13,9 +13,7 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.settings import parse_settings
 from twinrun.manifests.stack import LoadedStack
-from twinrun.planning.configuration import differences_of_plan
 from twinrun.workloads import load_workload
-from twinrun.workloads.settings import Difference, Fingerprint
 from twinrun.workloads.sweep import over_nodes
 from twinrun.workloads.workload import (
     Choice,
@@ -50,10 +48,6 @@ class Plan(Frozen, Generic[PlanPart, PointPart]):
     part: PlanPart = Field(json_schema_extra={"type": "object"})
     """What the workload says of the run."""
     points: tuple[Point[PointPart], ...]
-    fingerprint: Fingerprint
-    """The run in the terms of the publication; of a benchmark, its case nearest to that."""
-    differences: tuple[Difference, ...]
-    """Where the run is not the published configuration."""
 
     @field_validator("part")
     @classmethod
@@ -85,12 +79,6 @@ class Plan(Frozen, Generic[PlanPart, PointPart]):
             copied.__dict__.pop("description", None)
             copied.__dict__.pop("points_by_id", None)
         return copied
-
-    def held_against(self, recipe: LoadedRecipe) -> Self:
-        """Return the plan in the terms of a publication, with the fields in which it is not as published."""
-        marks = self.description.marks(recipe.published.fingerprint)
-        apart = differences_of_plan(recipe, self.part, self.points)
-        return self.model_copy(update={"fingerprint": marks, "differences": apart})
 
     def sha256(self) -> str:
         """Return the digest that says whether two runs do the same, whatever was estimated of them."""
@@ -151,10 +139,8 @@ def resolve(
         scheduler=scheduler,
         part=planned.part,
         points=tuple(over_nodes(point, node_devices) for point in planned.points),
-        fingerprint={},
-        differences=(),
     )
-    return plan.held_against(recipe), planned.choices
+    return plan, planned.choices
 
 
 def _script(recipe: LoadedRecipe, workload: Workload) -> str:

@@ -23,6 +23,16 @@ class Interface(Frozen):
     """None where the driver does not say."""
 
 
+class NodeDevice(Frozen):
+    """A device as the framework of a rank sees it."""
+
+    name: str
+    """What the framework calls it, which is a hint: some call every model the same."""
+    arch: str | None = None
+    """Name that the vendor's compiler uses; null in older reports."""
+    memory_bytes: Annotated[int, Field(gt=0)] | None = None
+
+
 class NodeReport(Frozen):
     """What a node is, as its first rank found it."""
 
@@ -31,8 +41,8 @@ class NodeReport(Frozen):
     """Processors that the rank may run on."""
     memory_bytes: int
     kernel: str
-    devices: tuple[str, ...]
-    """Names of the GPUs that the rank sees, as its framework calls them."""
+    devices: tuple[NodeDevice, ...]
+    """The GPUs that the rank sees."""
     driver: str | None
     interfaces: tuple[Interface, ...]
     transport: dict[str, str]
@@ -41,6 +51,12 @@ class NodeReport(Frozen):
     """Digest over the interpreter's version, and name and version of every package that it finds."""
     image: str | None = None
     """ID that the node's engine has for the image; null without one, and where one machine is all."""
+
+    @classmethod
+    def unknown(cls) -> NodeReport:
+        """Return what is known of a node that did not report."""
+        words = {"cpu": "an unknown processor", "kernel": "", "software_sha256": "", "driver": None}
+        return cls(cores=0, memory_bytes=0, devices=(), interfaces=(), transport={}, **words)
 
 
 class Binding(Frozen):

@@ -1,23 +1,24 @@
-"""What a point of any workload reports: measurements, series, checks and facts."""
+"""What a point of any workload says: measurements with their samples, series, checks and digests."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from twinrun.foundation.manifest import Frozen
 
 Per = Literal["device", "card", "link", "node", "run"]
-Fact = str | int | float | bool | None
+Samples = Annotated[tuple[float, ...], Field(min_length=1)]
 
 
 class Measurement(Frozen):
-    """One measured quantity: the median of its samples, with the lowest and the highest."""
+    """One measured quantity: its samples, over those of what it is divided by."""
 
     id: str
     """Unique in its point."""
@@ -25,22 +26,38 @@ class Measurement(Frozen):
     """Row of recipes/metrics.toml."""
     unit: str
     per: Per
-    median: float
-    low: float
-    high: float
-    count: Annotated[int, Field(gt=0)]
-    """Samples."""
+    samples: Samples
+    divisor: Samples = (1.0,)
+    """Samples taken apart from the first, all above 0: of a rate the times, of a speedup our times."""
     formula: str | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     """What tells it from others of its metric, for example `dtype` and `implementation`."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> Measurement:
-        if not self.low <= self.median <= self.high:
-            raise ValueError(f"`{self.id}`: the median {self.median} is not from {self.low} to {self.high}")
-        if self.count == 1 and self.low != self.high:
-            raise ValueError(f"`{self.id}`: one sample has no spread, found {self.low} to {self.high}")
+    def _over_something(self) -> Measurement:
+        if min(self.divisor) <= 0:
+            raise ValueError(f"`{self.id}` is divided by {min(self.divisor)}")
         return self
+
+    @property
+    def median(self) -> float:
+        """The median of the samples, over that of the divisor."""
+        return statistics.median(self.samples) / statistics.median(self.divisor)
+
+    @property
+    def low(self) -> float:
+        """The lowest value that the samples allow."""
+        return min(self.samples) / max(self.divisor)
+
+    @property
+    def high(self) -> float:
+        """The highest value that the samples allow."""
+        return max(self.samples) / min(self.divisor)
+
+    @property
+    def count(self) -> int:
+        """Samples of the side that has fewer; a side of a single number was counted, and not sampled."""
+        return min((len(one) for one in (self.samples, self.divisor) if len(one) > 1), default=1)
 
     @property
     def spread(self) -> float:
@@ -50,6 +67,38 @@ class Measurement(Frozen):
     def overlaps(self, other: Measurement) -> bool:
         """Say whether the samples of both have values in common."""
         return self.low <= other.high and other.low <= self.high
+
+    def times(self, factor: float, **changed: Any) -> Measurement:
+        """Return `factor` times this, with other fields, such as another `id`, `metric` and `unit`."""
+        samples = tuple(one * factor for one in self.samples)
+        return self.model_copy(update={"samples": samples, **changed})
+
+
+def over_time(amount: float, time: Measurement, **changed: Any) -> Measurement:
+    """Return the rate of `amount` in each of the times: its median is that of the median time."""
+    return time.model_copy(update={"samples": (amount,), "divisor": time.samples, **changed})
+
+
+def single(
+    name: str,
+    value: float,
+    unit: str,
+    *,
+    metric: str = "",
+    per: Per = "run",
+    formula: str | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Measurement:
+    """Return a number of one sample; its metric is what its name has before an `@`, where none is given."""
+    return Measurement(
+        id=name,
+        metric=metric or name.partition("@")[0],
+        unit=unit,
+        per=per,
+        samples=(value,),
+        formula=formula,
+        labels=dict(labels or {}),
+    )
 
 
 class Series(Frozen):
@@ -75,121 +124,32 @@ class Check(Frozen):
     """What to do about it."""
     nodes: tuple[str, ...] = ()
     """Nodes at fault, as far as a check of several can name them."""
-    seconds: float | None = None
+    seconds: Annotated[float, Field(ge=0)] | None = None
 
 
-class Numbers(Frozen):
-    """All that a point reports."""
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """All that is computed of a point; raises ValueError where two of one kind have one id."""
 
     measurements: tuple[Measurement, ...] = ()
     series: tuple[Series, ...] = ()
     checks: tuple[Check, ...] = ()
-    facts: dict[str, Fact] = Field(default_factory=dict)
-    """What else was found, by name; nothing is computed from a fact that is not listed by its workload."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """What must be equal where two points are of one thing: data, order of samples, initial weights."""
 
-    @model_validator(mode="after")
-    def _distinct(self) -> Numbers:
-        for kind, names in (
-            ("measurements", [one.id for one in self.measurements]),
-            ("series", [one.id for one in self.series]),
-        ):
-            if twice := {name for name, times in Counter(names).items() if times > 1}:
-                raise ValueError(f"two {kind} have one id: {', '.join(sorted(twice))}")
-        return self
+    def __post_init__(self) -> None:
+        for found in (self.measurements, self.series):
+            if twice := [name for name, times in Counter(one.id for one in found).items() if times > 1]:
+                raise ValueError(f"two numbers have one id: {', '.join(twice)}")
+
+    @cached_property
+    def _by_id(self) -> dict[str, Measurement]:
+        return {one.id: one for one in self.measurements}
 
     def measurement(self, name: str) -> Measurement | None:
         """Return the measurement called `name`."""
         return self._by_id.get(name)
 
-    @cached_property
-    def _by_id(self) -> dict[str, Measurement]:
-        """The measurements by id, gathered once."""
-        return {one.id: one for one in self.measurements}
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with other values; one of other measurements gathers them anew."""
-        copied = super().model_copy(update=update, deep=deep)
-        if update and "measurements" in update:
-            copied.__dict__.pop("_by_id", None)
-        return copied
-
     def one_series(self, metric: str) -> Series | None:
         """Return the series of `metric` itself; those of control runs have other names."""
         return next((one for one in self.series if one.id == one.metric == metric), None)
-
-
-def sampled(
-    name: str,
-    samples: Sequence[float],
-    *,
-    metric: str,
-    unit: str,
-    per: Per,
-    formula: str | None = None,
-    labels: dict[str, str] | None = None,
-) -> Measurement:
-    """Summarise `samples`, at least one."""
-    return Measurement(
-        id=name,
-        metric=metric,
-        unit=unit,
-        per=per,
-        median=statistics.median(samples),
-        low=min(samples),
-        high=max(samples),
-        count=len(samples),
-        formula=formula,
-        labels=labels or {},
-    )
-
-
-def scaled(
-    base: Measurement,
-    factor: float,
-    *,
-    name: str,
-    metric: str,
-    unit: str,
-    per: Per,
-    formula: str | None = None,
-    labels: dict[str, str] | None = None,
-) -> Measurement:
-    """Return `factor` times the samples of `base`."""
-    return Measurement(
-        id=name,
-        metric=metric,
-        unit=unit,
-        per=per,
-        median=base.median * factor,
-        low=base.low * factor,
-        high=base.high * factor,
-        count=base.count,
-        formula=formula,
-        labels=base.labels if labels is None else labels,
-    )
-
-
-def rate(
-    base: Measurement,
-    amount: float,
-    *,
-    name: str,
-    metric: str,
-    unit: str,
-    per: Per,
-    formula: str | None = None,
-    labels: dict[str, str] | None = None,
-) -> Measurement:
-    """Return `amount` over the samples of `base`: the median is that of the median time."""
-    return Measurement(
-        id=name,
-        metric=metric,
-        unit=unit,
-        per=per,
-        median=amount / base.median,
-        low=amount / base.high,
-        high=amount / base.low,
-        count=base.count,
-        formula=formula,
-        labels=base.labels if labels is None else labels,
-    )

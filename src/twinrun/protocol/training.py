@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.job import Job, Result
 from twinrun.protocol.layout import Arithmetic, Layout
-from twinrun.protocol.measurements import Measurement
+from twinrun.protocol.measurements import Per
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.models.shape import ActivationCheckpointing, Positive
 from twinrun.protocol.power import PowerReading, PowerSource
@@ -281,24 +281,37 @@ class TrainingJob(Job):
         return -(-self.device_batch // self.microbatch)
 
 
-class StepMetrics(Frozen):
-    """One optimizer step as measured; a line of metrics.jsonl."""
+class Step(Frozen):
+    """One optimizer step as measured."""
 
-    point: str
-    attempt: str
     step: Positive
     loss: float
     """Mean cross entropy over the global batch, in nats per token."""
     seconds: Annotated[float, Field(gt=0)]
     """Wall time of the step, the devices synchronised at both ends."""
     timed: bool
-    """False for warm-up steps."""
+    """False for warm-up steps, also those after a start that went on from a checkpoint."""
     watts: Annotated[float, Field(ge=0)] | None = None
     """Mean power of a device during the step; null where the sensors of some device said nothing."""
     gradient_norm: Annotated[float, Field(ge=0)] | None = None
     """Global norm of the gradients before they were clipped; null where the trainer does not have it."""
+
+
+class StepMetrics(Step):
+    """A line of metrics.jsonl."""
+
+    point: str
+    attempt: str
     control: NotNegative = 0
     """Which control run the step is of; 0 is the run itself."""
+
+
+class Report(Frozen):
+    """A number that the recipe's script reports, in the unit that the training's `reports` have."""
+
+    metric: str
+    value: float
+    per: Per = "run"
 
 
 class SharedWork(Frozen):
@@ -329,7 +342,8 @@ class TrainingResult(Result):
     parameters: Positive
     """Counted on the meta device."""
     microbatch: Positive
-    steps: tuple[StepMetrics, ...]
+    steps: tuple[Step, ...]
+    """Every step once, in order; a run that was resumed has those of all its starts."""
     peak_memory_bytes: NotNegative
     """Largest over the ranks: device memory on a GPU, resident memory on a CPU."""
     device_memory_bytes: NotNegative
@@ -354,7 +368,7 @@ class TrainingResult(Result):
     changes: dict[str, str] = Field(default_factory=dict)
     """What the trainer changes of a framework, by the framework's name."""
     power: PowerSource
-    reported: tuple[Measurement, ...] = ()
+    reported: tuple[Report, ...] = ()
     """What the recipe's script reports by `Meter.report`."""
     blocked_seconds: tuple[Annotated[float, Field(ge=0)], ...] = ()
     """Seconds that the first rank's training waited for each save of its state."""

@@ -12,119 +12,60 @@ from types import MappingProxyType
 
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.vendor import Gpu
-from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement, Per, Series
-from twinrun.results.record import Record
-from twinrun.workloads.workload import Gap, PointDescription, PointRecord
-
-__all__ = ["beyond", "excesses", "limit_of"]
+from twinrun.results.curves import settled_steps, unsettled
+from twinrun.results.judged import Judged
+from twinrun.workloads.workload import Finding, MeasuredPoint, PointDescription
 
 RESOURCE = "resource"
 NO_LABELS: Mapping[str, str] = MappingProxyType({})
+# A first loss over that of guessing, the logarithm of the vocabulary: 0.99 to 1.13 in every training here.
+NEAR_CHANCE = (0.9, 1.25)
 # A number that follows from others is as exact as they are.
 ROUNDED = 1e-9
 
 
-def excesses(record: Record, project: Project) -> tuple[Gap, ...]:
-    """Return the numbers of a record that lie outside of what its hardware can do, or of what they can be."""
-    # The row as it stands: records from before a bound was held do not have it.
-    gpu = project.gpus.get(record.plan.gpu) if record.plan.gpu else None
-    found = []
-    for point in record.points:
-        described = record.description.points[point.id]
-        on = None if described.leg and described.leg.processor else gpu
-        # A number that there cannot be leaves nothing of its record; a curve tells of its own training.
-        for of, outside in (
-            ("", _of_measurements(record, project.metrics, point, on)),
-            ("", _no_losses(project.metrics, point)),
-            (point.id, _of_curves(project.metrics, point, described)),
-        ):
-            found += [
-                Gap(point=of, path=f"points.{point.id}.{path}", found=value, allowed=allowed)
-                for path, value, allowed in outside
-            ]
-    return (*found, *_apart(record, project.metrics))
+def excesses(found: Judged) -> Iterator[Finding]:
+    """Yield the numbers of a record that lie outside of what its hardware can do, or of what they can be."""
+    metrics, apart = found.project.metrics, {}
+    for point in found.points:
+        described = found.description.points[point.id]
+        gpu = None if described.leg and described.leg.processor else found.gpu
+        for one in point.measurements:
+            metric = metrics[one.metric]
+            yield from _outside(one, metric, gpu, found)
+            if metric.evidence.spread is not None:
+                apart.setdefault(one.id, (metric.evidence.spread, []))[1].append(one.median)
+        for series in point.series:
+            yield from _losses(series, metrics[series.metric], point, described)
+    for name, (spread, values) in apart.items():
+        if max(values) > min(values) * (1 + spread):
+            ends = f"{min(values):.4g} to {max(values):.4g} at its points"
+            yield Finding(kind="bounds", what=name, found=ends, allowed=f"within {spread:.0%}")
 
 
-def _apart(record: Record, metrics: Mapping[str, Metric]) -> Iterator[Gap]:
-    """Yield what is of the device, and further apart at two points than it can be measured to be."""
-    found: dict[str, list[float]] = {}
-    spreads: dict[str, float] = {}
-    for one in (one for point in record.points for one in point.measurements):
-        if (spread := metrics[one.metric].evidence.spread) is not None:
-            spreads[one.id] = spread
-            found.setdefault(one.id, []).append(one.median)
-    for name, values in found.items():
-        if max(values) > min(values) * (1 + spreads[name]):
-            said = f"{min(values):.4g} to {max(values):.4g} at its points"
-            yield Gap(path=f"measurements.{name}", found=said, allowed=f"within {spreads[name]:.0%}")
-
-
-Outside = tuple[str, str, str]
-"""A leaf below its point, what it is, and what it may be."""
-
-
-def _of_measurements(
-    record: Record, metrics: Mapping[str, Metric], point: PointRecord, gpu: Gpu | None
-) -> Iterator[Outside]:
-    for one in point.measurements:
-        yield from _outside(one, metrics[one.metric], gpu, record)
-
-
-def _no_losses(metrics: Mapping[str, Metric], point: PointRecord) -> Iterator[Outside]:
-    """Yield the first value of a curve that no loss has, and the one that it has at too many of its steps."""
-    for series in point.series:
-        path, share = f"series.{series.id}.values", metrics[series.metric].evidence.most_equal
-        if share is None:
-            continue
-        for step, value in enumerate(series.values):
-            if not math.isfinite(value) or value <= 0:
-                yield f"{path}.{step}", f"{value:g}", "above 0, and finite"
-                break
-        most = max(2, int(share * len(series.values)))
-        for value, steps in Counter(series.values).most_common(1):
-            if steps > most:
-                yield path, f"{value!r} at {steps} steps", f"at {most} at most: no two batches have one loss"
-
-
-def _of_curves(
-    metrics: Mapping[str, Metric], point: PointRecord, described: PointDescription
-) -> Iterator[Outside]:
-    for series in point.series:
-        yield from _chance(series, metrics[series.metric], described)
-
-
-def _outside(one: Measurement, metric: Metric, gpu: Gpu | None, record: Record) -> Iterator[Outside]:
-    path = f"measurements.{one.id}"
-    low, high = (metric.canonical(value, one.unit) for value in (one.low, one.high))
-    median = metric.canonical(one.median, one.unit)
-    evidence = metric.evidence
-    if not all(map(math.isfinite, (low, median, high))) or low < 0:
-        yield path, f"{low:g} to {high:g}", "finite numbers from 0 on"
-        return
-    if over := beyond(high, metric, gpu, per=one.per, labels=one.labels):
-        yield path, over, "no more than that"
-    most = limit_of(metric, gpu, per=one.per, labels=one.labels)
+def _outside(one: Measurement, metric: Metric, gpu: Gpu | None, found: Judged) -> Iterator[Finding]:
+    """Yield that a number is more or less than there can be; it leaves nothing of its record."""
+    low, high, median = (metric.canonical(value, one.unit) for value in (one.low, one.high, one.median))
+    evidence, most = metric.evidence, limit_of(metric, gpu, per=one.per, labels=one.labels)
     least = evidence.least
     if least is not None and isinstance(evidence.most, str):
         least = None if most is None else least * most
-    if least is not None and median < least:
-        yield path, f"{median:.4g} {metric.unit}", f"at least {least:.4g}"
-    if evidence.most == "resource" and gpu is not None and most is None:
-        yield (
-            path,
-            one.labels.get(RESOURCE, "absent"),
-            "a resource whose rate a row of images/gpus.toml gives",
-        )
-    if evidence.most == "memory" and gpu is None:
-        room = max(record.machine.memory_bytes, *_memories(record)) / metric_bytes(metric)
-        if median > room:
-            yield path, f"{median:.4g} {metric.unit}", f"up to {room:.4g}, which the host has"
-
-
-def _memories(record: Record) -> tuple[int, ...]:
-    reports = record.allocation.reports.values() if record.allocation else ()
-    return (0, *(one.memory_bytes for one in reports))
+    allowed, seen = "", f"{median:.4g} {metric.unit}"
+    if low < 0:
+        allowed = "from 0 on"
+    elif over := beyond(high, metric, gpu, per=one.per, labels=one.labels):
+        seen, allowed = over, "no more than that"
+    elif least is not None and median < least:
+        allowed = f"at least {least:.4g}"
+    elif evidence.most == "resource" and gpu is not None and most is None:
+        allowed = "of a resource whose rate a row of images/gpus.toml gives"
+    elif evidence.most == "memory" and gpu is None:
+        room = max(report.memory_bytes for report in found.record.allocation.reports.values())
+        if median * metric_bytes(metric) > room:
+            allowed = f"up to {room / metric_bytes(metric):.4g}, which the host has"
+    if allowed:
+        yield Finding(kind="bounds", number=one.id, what=one.id, found=seen, allowed=allowed)
 
 
 def metric_bytes(metric: Metric) -> float:
@@ -167,36 +108,41 @@ def beyond(
     return f"{value:.4g} {metric.unit}, more than the {most:.4g} that {what}"
 
 
-def _chance(series: Series, metric: Metric, described: PointDescription) -> Iterator[Outside]:
-    """Yield the first loss of a curve that is far above that of guessing."""
-    evidence, vocabulary = metric.evidence, described.vocabulary
-    if evidence.above_chance is None or vocabulary is None:
+def _losses(
+    series: Series, metric: Metric, point: MeasuredPoint, described: PointDescription
+) -> Iterator[Finding]:
+    """Yield values of a curve that no loss has, and those that are far from guessing when it begins."""
+    evidence, values = metric.evidence, series.values
+    if evidence.most_equal is None:
         return
-    chance = math.log(vocabulary)
-    # A loss that overshoots comes down within the steps that make a curve.
-    settled = described.rising_steps + evidence.trained_steps
-    for step, value in enumerate(series.values, start=1):
-        most = chance + evidence.above_chance
-        if step <= settled:
-            most = max(most, chance * evidence.overshoot)
-        if not value <= most:
-            allowed = f"up to {most:.4g}, of {vocabulary:,} tokens"
-            yield f"series.{series.id}.values.{step - 1}", f"{value:.4g} {metric.unit}", allowed
-            return
-    yield from _rise(series, metric, settled)
-
-
-def _rise(series: Series, metric: Metric, settled: int) -> Iterator[Outside]:
-    """Yield the first value at which a curve has lost more of its fall than training loses."""
-    kept, start, lowest = metric.evidence.kept_fall, series.values[0], series.values[0]
-    if kept is None:
+    if not values or min(values) <= 0:
+        yield Finding(
+            kind="bounds", what=f"the lowest {metric.id}", found=min(values, default=None), allowed="above 0"
+        )
         return
-    for step, value in enumerate(series.values, start=1):
-        lowest = min(lowest, value)
-        most = start - kept * (start - lowest)
-        # A curve that has hardly fallen yet scatters by as much.
-        fell = start - lowest > metric.evidence.most_rise * start
-        if step > settled and fell and value > most:
-            path = f"series.{series.id}.values.{step - 1}"
-            yield path, f"{value:.4g} {metric.unit} after {lowest:.4g}", f"up to {most:.4g}"
+    most = max(2, int(evidence.most_equal * len(values)))
+    value, steps = Counter(values).most_common(1)[0]
+    if steps > most:
+        allowed = f"at {most} at most: no two batches have one loss"
+        yield Finding(
+            kind="bounds", what=f"a {metric.id} of {value!r}", found=f"at {steps} steps", allowed=allowed
+        )
+    if evidence.above_chance is None or described.vocabulary is None:
+        return
+    chance, settled = math.log(described.vocabulary), settled_steps(metric, described)
+    low, high = (share * chance for share in NEAR_CHANCE)
+    if not low <= values[0] <= high:
+        allowed = f"from {low:.4g} to {high:.4g}, near guessing among {described.vocabulary:,} tokens"
+        yield Finding(
+            kind="bounds", point=point.id, what=f"the first {metric.id}", found=values[0], allowed=allowed
+        )
+    for step, value in enumerate(values, start=1):
+        # A loss that overshoots comes down within the steps that make a curve.
+        over = chance * evidence.overshoot if step <= settled else 0.0
+        if value > (limit := max(over, chance + evidence.above_chance)):
+            what = f"the {metric.id} of step {step}"
+            yield Finding(kind="bounds", point=point.id, what=what, found=value, allowed=f"up to {limit:.4g}")
             return
+    if why := unsettled(values, metric, settled):
+        what, allowed = f"the {metric.id}", "one that keeps what it fell by"
+        yield Finding(kind="bounds", point=point.id, what=what, found=why, allowed=allowed)

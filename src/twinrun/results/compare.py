@@ -12,10 +12,10 @@ from twinrun.manifests.metrics import Metric
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement, Per
 from twinrun.results.factors import SettingChange, changed, conditions, fields_apart, marks_of
-from twinrun.results.record import Record
+from twinrun.results.judged import Judged
 from twinrun.workloads.curve_distance import largest_difference
 from twinrun.workloads.settings import Fingerprint, Grade
-from twinrun.workloads.workload import PointRecord, Premise
+from twinrun.workloads.workload import MeasuredPoint, Premise
 
 # A sentence names no more reasons than this; the table has all.
 MAX_REASONS = 3
@@ -86,7 +86,7 @@ class Comparison(Frozen):
     """Largest likely effect on speed first."""
 
 
-def compare(a: Record, b: Record, project: Project) -> Comparison:
+def compare(a: Judged, b: Judged, project: Project) -> Comparison:
     """Put two records of one recipe side by side.
 
     Raises:
@@ -115,8 +115,8 @@ def compare(a: Record, b: Record, project: Project) -> Comparison:
         recipe=a.plan.recipe,
         run_a=a.run,
         run_b=b.run,
-        sha256_a=a.sha256,
-        sha256_b=b.sha256,
+        sha256_a=a.record.sha256,
+        sha256_b=b.record.sha256,
         summary=_summary(a, pairs, found, project),
         pairing=pairing,
         pairs=pairs,
@@ -135,7 +135,7 @@ def _demand_equal(message: str, a: set[str], b: set[str]) -> None:
         )
 
 
-def _paired(a: Record, b: Record) -> tuple[list[tuple[PointRecord, PointRecord]], str]:
+def _paired(a: Judged, b: Judged) -> tuple[list[tuple[MeasuredPoint, MeasuredPoint]], str]:
     """Pair the points of the same name, or the largest of each when there are none."""
     pairs = [(one, other) for one in a.points if (other := b.point(one.id))]
     pairs.sort(key=lambda pair: pair[0].devices)
@@ -146,7 +146,7 @@ def _paired(a: Record, b: Record) -> tuple[list[tuple[PointRecord, PointRecord]]
 
 
 def _pairs(
-    one: PointRecord, other: PointRecord, project: Project, *, marks: tuple[Fingerprint, Fingerprint]
+    one: MeasuredPoint, other: MeasuredPoint, project: Project, *, marks: tuple[Fingerprint, Fingerprint]
 ) -> list[MeasurementPair]:
     both = [(mine, theirs) for mine in one.measurements if (theirs := other.measurement(mine.id))]
     for mine, theirs in both:
@@ -161,8 +161,8 @@ def _pairs(
 
 
 def _pair(
-    one: PointRecord,
-    other: PointRecord,
+    one: MeasuredPoint,
+    other: MeasuredPoint,
     mine: Measurement,
     theirs: Measurement,
     *,
@@ -202,7 +202,7 @@ def _over(good: float, base: float) -> float:
     return good / base if base else math.inf if good else 1.0
 
 
-def _series(a: Record, b: Record, one: PointRecord, other: PointRecord) -> Iterable[SeriesDistance]:
+def _series(a: Judged, b: Judged, one: MeasuredPoint, other: MeasuredPoint) -> Iterable[SeriesDistance]:
     obstacle = _obstacle(a.terms(one).premises, b.terms(other).premises)
     for mine in one.series:
         theirs = other.one_series(mine.metric)
@@ -236,7 +236,7 @@ def _obstacle(ours: Sequence[Premise], theirs: Sequence[Premise]) -> str | None:
 
 
 def _summary(
-    record: Record, pairs: Sequence[MeasurementPair], found: Sequence[SettingChange], project: Project
+    record: Judged, pairs: Sequence[MeasurementPair], found: Sequence[SettingChange], project: Project
 ) -> str:
     """Say which is faster and by how much, and most likely why; of two experiments, what may be compared."""
     refused = [pair for pair in pairs if pair.obstacles]
@@ -255,7 +255,7 @@ def _summary(
 
 
 def _faster(
-    record: Record,
+    record: Judged,
     pairs: Sequence[MeasurementPair],
     found: Sequence[SettingChange],
     project: Project,
@@ -316,5 +316,5 @@ def _strongest(found: Iterable[SettingChange]) -> Grade | None:
     return next((grade for grade in grades if grade in present), None)
 
 
-def _names(record: Record) -> str:
+def _names(record: Judged) -> str:
     return ", ".join(point.id for point in record.points)

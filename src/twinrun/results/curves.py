@@ -1,4 +1,4 @@
-"""The evidence of training: a curve that is finite, that fell, and that goes beyond the warm-up."""
+"""The evidence of training: a curve that is finite, that fell and kept its fall, beyond the warm-up."""
 
 from __future__ import annotations
 
@@ -8,41 +8,46 @@ from collections.abc import Mapping, Sequence
 from twinrun.manifests.metrics import Metric
 from twinrun.results.verdicts import NotAskedError
 from twinrun.workloads.curve_distance import values_of
-from twinrun.workloads.workload import PointRecord
+from twinrun.workloads.workload import MeasuredPoint, PointDescription
 
 
-def demand_trained(points: Sequence[PointRecord], metrics: Mapping[str, Metric]) -> None:
+def settled_steps(metric: Metric, described: PointDescription) -> int:
+    """Return the first steps of a training in which a curve may overshoot."""
+    return described.rising_steps + metric.evidence.trained_steps
+
+
+def unsettled(curve: Sequence[float], metric: Metric, settled: int) -> str:
+    """Return the first value after `settled` steps that has lost too much of the fall of its curve."""
+    evidence, start, lowest = metric.evidence, curve[0], curve[0]
+    for step, value in enumerate(curve, start=1):
+        lowest = min(lowest, value)
+        # A curve that has hardly fallen yet scatters by as much.
+        fell = start - lowest > evidence.most_rise * start
+        if step > settled and fell and start - value < (evidence.kept_fall or 0.0) * (start - lowest):
+            return f"{value:.4g} at step {step}, after {lowest:.4g}"
+    return ""
+
+
+def demand_trained(points: Sequence[MeasuredPoint], metrics: Mapping[str, Metric]) -> None:
     """Raise NotAskedError, whatever the claim, where a curve of the points says that training did nothing.
 
-    The verdict is `failed` where training diverged.
+    The condition is `stable` where training diverged, else `training`.
     """
-    for metric in metrics.values():
-        if metric.evidence.kept_fall is None:
-            continue
+    for metric in (one for one in metrics.values() if one.evidence.kept_fall is not None):
         for point in points:
-            if curve := values_of(point, metric.id):
-                _demand_fall(curve, metric, point.id)
-
-
-def _demand_fall(curve: Sequence[float], metric: Metric, place: str) -> None:
-    """Raise NotAskedError where a curve is not finite or ends no lower than it starts."""
-    start, end = curve[0], curve[-1]
-    for step, value in enumerate(curve, start=1):
-        if not math.isfinite(value):
-            raise NotAskedError(
-                f"training diverged at {place}: the {metric.id} is {value:g} at step {step}",
-                condition="stable",
-            )
-    if end > start * (1 + metric.evidence.most_rise):
-        raise NotAskedError(
-            f"training diverged at {place}: the {metric.id} rose from {start:.4g} to {end:.4g}",
-            condition="stable",
-        )
-    if end >= start:
-        raise NotAskedError(
-            f"the {metric.id} at {place} ends at {end:.4g} and started at {start:.4g}: nothing was learned",
-            condition="training",
-        )
+            if not (curve := values_of(point, metric.id)):
+                continue
+            start, end = curve[0], curve[-1]
+            steps = (step for step, value in enumerate(curve, start=1) if not math.isfinite(value))
+            if (step := next(steps, None)) is not None:
+                seen = f"the {metric.id} is {curve[step - 1]:g} at step {step}"
+                raise NotAskedError(f"training diverged at {point.id}: {seen}", condition="stable")
+            if end > start * (1 + metric.evidence.most_rise):
+                seen = f"the {metric.id} rose from {start:.4g} to {end:.4g}"
+                raise NotAskedError(f"training diverged at {point.id}: {seen}", condition="stable")
+            if end >= start:
+                seen = f"ends at {end:.4g} and started at {start:.4g}: nothing was learned"
+                raise NotAskedError(f"the {metric.id} at {point.id} {seen}", condition="training")
 
 
 def untrained(

@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import plain
 from twinrun.manifests.metrics import Metric
-from twinrun.results.record import Record
+from twinrun.results.judged import Judged, gpus_of
 from twinrun.workloads.settings import Factor, Fingerprint, Grade, factor
-from twinrun.workloads.workload import PointRecord
+from twinrun.workloads.workload import MeasuredPoint
 
 ABSENT = "absent"
 # In the order of likely effect on speed; those of the workload stand between.
@@ -53,13 +53,12 @@ class SettingChange(Frozen):
     because: str
 
 
-def conditions(record: Record, point: PointRecord) -> dict[str, str]:
+def conditions(record: Judged, point: MeasuredPoint) -> dict[str, str]:
     """Return by name what may change the numbers of `point`."""
-    plan, machine, environment = record.plan, record.machine, record.environment
-    names = ", ".join(dict.fromkeys(device.name for device in machine.devices))
+    plan, node, environment = record.plan, record.node, record.environment
     common = {
-        "GPU model": record.gpu.name if record.gpu else names or None,
-        "processor": None if machine.devices else machine.cpu,
+        "GPU model": gpus_of(record) if record.devices else None,
+        "processor": None if record.devices else node.cpu,
         "devices": point.devices,
         "nodes": point.nodes,
         "recipe version": plan.recipe_version,
@@ -69,16 +68,16 @@ def conditions(record: Record, point: PointRecord) -> dict[str, str]:
         "engine": plan.engine,
         "launcher": plan.launcher,
         "scheduler": plan.scheduler,
-        "driver": machine.driver,
-        "python": environment.python,
-        "processors": machine.cpu_count,
-        "kernel": machine.kernel,
-        "host": machine.host,
-        "commit": record.revision.commit,
-        "uncommitted changes": record.revision.changes_sha256,
+        "driver": node.driver,
+        "python": record.record.libraries.get("python"),
+        "processors": node.cores,
+        "kernel": node.kernel,
+        "host": record.record.allocation.nodes[0],
+        "commit": record.record.revision.commit,
+        "uncommitted changes": record.record.revision.changes_sha256,
     }
     groups = {
-        "library ": {name: value for name, value in environment.libraries.items() if name != "python"},
+        "library ": {name: value for name, value in record.record.libraries.items() if name != "python"},
         "installed ": environment.lock_differences,
         "changed file ": environment.changed_files,
         "variable ": environment.variables,
@@ -111,7 +110,7 @@ def changed(a: dict[str, str], b: dict[str, str], factors: tuple[Factor, ...]) -
     )
 
 
-def marks_of(record: Record, point: PointRecord) -> Fingerprint:
+def marks_of(record: Judged, point: MeasuredPoint) -> Fingerprint:
     """Return the fingerprint of a point: its own where each point is a case, else that of the run."""
     described = record.description
     case = described.points[point.id].case

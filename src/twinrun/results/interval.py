@@ -1,15 +1,9 @@
-"""Intervals of medians, and what an interval says of a limit: it holds, it fails, or it is undecided.
-
-A record keeps the median, the lowest and the highest of the samples and their number. The error of a median
-is 1 / (2 f sqrt(n)), f the density there (David and Nagaraja, Order Statistics, 10.3). Of all symmetric
-distributions with one mode over a range the even one has the lowest f, so its interval is taken, by the range
-of the samples. From eight samples on it never goes beyond the extremes, which alone are an interval for any
-distribution: the median lies outside of them once in 2 ** (n - 1) times (7.1).
-"""
+"""Intervals of medians, and what an interval says of a limit: it holds, it fails, or it is undecided."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -18,22 +12,8 @@ from twinrun.results.verdicts import NotAskedError
 
 # Of 1,000 honest runs at the very limit, five fail and five hold too high: half of it lies on each side.
 LEVEL = 0.99
-# The 99 % quantile of |median - centre| / range of n even samples, from 400,000 draws of each n.
-REACH = {
-    2: 49.15,
-    3: 4.47,
-    4: 1.88,
-    5: 1.16,
-    6: 0.833,
-    7: 0.685,
-    8: 0.576,
-    9: 0.520,
-    10: 0.461,
-    12: 0.398,
-    15: 0.352,
-    20: 0.292,
-}
-LEAST_EXTREMES = 8
+# Fewer samples have no interval of their median at this level, whatever their distribution is.
+LEAST_SAMPLES = 8
 Standing = Literal["holds", "fails", "undecided"]
 
 
@@ -51,16 +31,30 @@ class Interval(NamedTuple):
         return Interval(self.low * factor, self.value * factor, self.high * factor, self.samples)
 
 
+def exactly(value: float) -> Interval:
+    """Return a number that was counted, and not sampled."""
+    return Interval(value, value, value, 1)
+
+
 def interval_of(found: Measurement) -> Interval:
-    """Return the interval of a measurement's median; of a single number, that number."""
-    if found.count < min(REACH):
-        return Interval(found.median, found.median, found.median, found.count)
-    listed = max(number for number in REACH if number <= found.count)
-    half = (found.high - found.low) * REACH[listed] * math.sqrt(listed / found.count)
-    low, high = found.median - half, found.median + half
-    if found.count >= LEAST_EXTREMES:
-        low, high = max(low, found.low), min(high, found.high)
-    return Interval(low, found.median, high, found.count)
+    """Return the interval of a measurement's median, and of the ratio of two medians."""
+    over, under = (_of_median(samples) for samples in (found.samples, found.divisor))
+    return quotient(over, under)._replace(samples=found.count)
+
+
+def _of_median(samples: Sequence[float]) -> Interval:
+    """Return the interval of a median by the order of its samples; of few by Student's t, as if normal."""
+    # SciPy takes a second to import, and commands that judge nothing do without it.
+    from scipy import stats  # noqa: PLC0415
+
+    value, count = statistics.median(samples), len(samples)
+    if min(samples) == max(samples):
+        return Interval(value, value, value, count)
+    if count >= LEAST_SAMPLES:
+        low, high = stats.quantile_test(samples, p=0.5).confidence_interval(LEVEL)
+    else:
+        low, high = stats.t.interval(LEVEL, count - 1, loc=value, scale=stats.sem(samples))
+    return Interval(float(low), value, float(high), count)
 
 
 def quotient(over: Interval, under: Interval, *, power: float = 1.0) -> Interval:
@@ -111,8 +105,7 @@ class Limits(NamedTuple):
 
     def samples(self, found: Interval) -> int | None:
         """Return how many samples would decide if their median stayed; None where no number would."""
-        ends = [end for end in self if math.isfinite(end)]
-        near = min(ends, key=lambda end: abs(end - found.value))
+        near = min((end for end in self if math.isfinite(end)), key=lambda end: abs(end - found.value))
         half = found.high - found.value if near > found.value else found.value - found.low
         distance = abs(near - found.value)
         return math.ceil(found.samples * (half / distance) ** 2) if distance > 0 else None

@@ -10,7 +10,7 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.metrics import Metric
 from twinrun.results.curves import untrained
-from twinrun.results.record import Record, hardware
+from twinrun.results.judged import Judged, hardware
 from twinrun.results.verdicts import NotAskedError
 from twinrun.workloads.curve_distance import (
     LEAST_CONTROLS,
@@ -21,7 +21,7 @@ from twinrun.workloads.curve_distance import (
     parity,
     values_of,
 )
-from twinrun.workloads.workload import ControlledCurve, PointRecord
+from twinrun.workloads.workload import ControlledCurve, MeasuredPoint
 
 METRIC = "loss"
 # Worst first: one curve that differs decides for all.
@@ -36,7 +36,7 @@ class CurveParity(Frozen):
     parity: Parity
 
 
-def held_within(claim: Claim, record: Record, points: Sequence[PointRecord]) -> tuple[Parity, ...]:
+def held_within(claim: Claim, record: Judged, points: Sequence[MeasuredPoint]) -> tuple[Parity, ...]:
     """Hold the curves of points against that of the first, worst first; raises NotAskedError."""
     asked = (record.terms(point).curves.get(claim.metric) for point in points)
     traced = [one for one in asked if one]
@@ -50,12 +50,12 @@ def held_within(claim: Claim, record: Record, points: Sequence[PointRecord]) -> 
 
 
 def held_between(
-    a: Record,
-    b: Record,
+    a: Judged,
+    b: Judged,
     *,
     points: Sequence[str] = (),
     metric: Metric,
-    controls: Sequence[Record] = (),
+    controls: Sequence[Judged] = (),
     claims: Sequence[Claim] = (),
 ) -> tuple[CurveParity, ...]:
     """Hold the whole curves of two records against each other.
@@ -87,14 +87,14 @@ def held_between(
 
 
 def curves_of(
-    record: Record,
+    record: Judged,
 ) -> list[tuple[str, tuple[float, ...], tuple[tuple[float, ...], ...]]]:
     """Return each whole curve of a record: name of its point, losses, and those of its control runs."""
     asked = ((point, record.terms(point).curves.get(METRIC)) for point in record.whole or record.points)
     return [(point.id, one.values, one.controls) for point, one in asked if one]
 
 
-def _doubt(a: tuple[Record, PointRecord], b: tuple[Record, PointRecord], metric: Metric) -> str | None:
+def _doubt(a: tuple[Judged, MeasuredPoint], b: tuple[Judged, MeasuredPoint], metric: Metric) -> str | None:
     """Return why two curves that coincide show nothing of two runs, or None."""
     (first, one), (second, other) = a, b
     same = one.series == other.series and one.measurements == other.measurements
@@ -107,7 +107,7 @@ def _doubt(a: tuple[Record, PointRecord], b: tuple[Record, PointRecord], metric:
     return None
 
 
-def _pairs(a: Record, b: Record, points: Sequence[str]) -> list[tuple[PointRecord, PointRecord]]:
+def _pairs(a: Judged, b: Judged, points: Sequence[str]) -> list[tuple[MeasuredPoint, MeasuredPoint]]:
     if points:
         if len(points) != 2:
             raise InputError(
@@ -121,7 +121,7 @@ def _pairs(a: Record, b: Record, points: Sequence[str]) -> list[tuple[PointRecor
     return [(whole_a[-1], whole_b[-1])]
 
 
-def _named(record: Record, name: str) -> PointRecord:
+def _named(record: Judged, name: str) -> MeasuredPoint:
     point = record.point(name)
     if point is None:
         known = [point.id for point in record.points]
@@ -129,14 +129,14 @@ def _named(record: Record, name: str) -> PointRecord:
     return point
 
 
-def _traced(record: Record, point: PointRecord, side: str) -> ControlledCurve:
+def _traced(record: Judged, point: MeasuredPoint, side: str) -> ControlledCurve:
     found = record.terms(point).curves.get(METRIC)
     if found is None:
         raise InputError(f"the record has no {METRIC} by step", place=record.run, found=point.id)
     return found.model_copy(update={"name": f"{side}: {point.id}, {hardware(record)}"})
 
 
-def _controls(record: Record, run: ControlledCurve) -> tuple[ControlledCurve, ...]:
+def _controls(record: Judged, run: ControlledCurve) -> tuple[ControlledCurve, ...]:
     """Return the curves of `record` that have control runs, which must be of the same experiment as `run`."""
     found, others = _repeated(record, run)
     if others:
@@ -156,7 +156,7 @@ def _controls(record: Record, run: ControlledCurve) -> tuple[ControlledCurve, ..
 
 
 def _repeated(
-    record: Record, run: ControlledCurve, *, but: PointRecord | None = None
+    record: Judged, run: ControlledCurve, *, but: MeasuredPoint | None = None
 ) -> tuple[tuple[ControlledCurve, ...], tuple[str, ...]]:
     """Return the curves of `record` with control runs that repeat `run`, and how others differ from it."""
     points = [point for point in record.points if point is not but]

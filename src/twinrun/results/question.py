@@ -1,42 +1,80 @@
-"""A claim as a question to one record: as published, or as it is said anywhere else."""
+"""A claim as a question to one record, or to several: as published, or as it is said anywhere else."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from twinrun.foundation.text import plain, plural
 from twinrun.manifests.claims import Claim, PublishedHardware, RecordClaim
-from twinrun.manifests.metrics import Metric
+from twinrun.manifests.metrics import RATIO, Metric
+from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.restatements import Restatement
-from twinrun.protocol.measurements import Measurement
-from twinrun.results.configuration import Configuration, NeutralDifference, configuration_of
-from twinrun.results.evidence import JudgeContext, found_of
-from twinrun.results.interval import Interval, Limits
-from twinrun.results.record import Record
-from twinrun.workloads.settings import Difference
-from twinrun.workloads.workload import PointRecord
+from twinrun.manifests.vendor import Gpu
+from twinrun.planning.project import Project
+from twinrun.protocol.measurements import Measurement, Per
+from twinrun.results.configuration import Apart, apart_from
+from twinrun.results.interval import Interval, Limits, interval_of, quotient
+from twinrun.results.judged import Judged, gpus_of
+from twinrun.results.verdicts import NotAskedError
+from twinrun.workloads.workload import MeasuredPoint
 
 # A claim names a point by what it is: of a case, so many nodes, devices or cards.
 PLACE = re.compile(r"(?:(?P<case>.+)@)?(?P<what>nodes|devices|cards)=(?P<count>\d+)")
-QuestionKind = Literal["absolute", "ratio", "invariant", "parity", "score"]
+BETWEEN: Literal["between records"] = "between records"
+QuestionKind = Literal["absolute", "ratio", "invariant", "parity", "score", "between records"]
+AnyClaim = Claim | RecordClaim
+
+
+class Place(NamedTuple):
+    """A point of a record, and for a claim between records the side and the setting that it stands for."""
+
+    record: Judged
+    point: MeasuredPoint
+    side: int = 0
+    """0 for what is over, 1 for what is under."""
+    setting: str = ""
+
+
+Located = tuple[Place, Measurement]
+
+
+class Value(NamedTuple):
+    """A value that records give, in the metric's canonical unit, and where it was found."""
+
+    interval: Interval
+    place: str
+    behind: tuple[Located, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What a claim asks of one record."""
+    """What a claim asks of records: of one, or for a claim between records of several."""
 
-    claim: Claim
-    record: Record
-    terms: JudgeContext
-    asked: Claim | Restatement
+    claim: AnyClaim
+    records: tuple[Judged, ...]
+    asked: AnyClaim | Restatement
     """Statement that is judged: the claim itself, or its restatement."""
     published: bool
     """Whether it is asked of the published run; else of any other."""
-    hardware: tuple[PublishedHardware, ...]
-    """Hardware of the publication; empty where a number belongs to none, as a score does."""
+
+    @property
+    def record(self) -> Judged:
+        """The record that is asked, the first of several."""
+        return self.records[0]
+
+    @property
+    def project(self) -> Project:
+        """The project whose metrics and GPUs count."""
+        return self.record.project
+
+    @property
+    def recipe(self) -> LoadedRecipe:
+        """The recipe, with the published numbers."""
+        return self.record.recipe
 
     @property
     def restated(self) -> Restatement | None:
@@ -45,7 +83,9 @@ class Question:
 
     @property
     def kind(self) -> QuestionKind:
-        """The module of `results/kinds` that finds and compares the numbers."""
+        """The row of `twinrun.results.kinds.KINDS` that finds and compares the numbers."""
+        if isinstance(self.claim, RecordClaim):
+            return BETWEEN
         if self.restated is None or self.claim.kind == "score":
             return self.claim.kind
         if self.metric.between_points:
@@ -55,29 +95,41 @@ class Question:
     @property
     def metric(self) -> Metric:
         """The metric of the statement that is judged."""
-        return self.terms.metrics[self.asked.metric]
+        return self.project.metrics[self.asked.metric]
+
+    @property
+    def hardware(self) -> tuple[PublishedHardware, ...]:
+        """Hardware of the claim, else of all claims; none of a score, which belongs to weights."""
+        if isinstance(self.claim, RecordClaim) or self.claim.kind == "score":
+            return ()
+        every = (self.claim,) if self.claim.hardware else self.recipe.published.claim
+        return tuple(one.hardware for one in every if one.hardware)
 
     @property
     def unit(self) -> str:
         """Unit in which the values are shown."""
+        if self.kind == BETWEEN:
+            return RATIO
         if self.restated is None:
             return self.claim.unit
         return "%" if "%" in self.metric.units else self.metric.unit
 
     @property
+    def is_ratio(self) -> bool:
+        """Whether the value is a plain ratio, which no unit of the metric converts."""
+        return self.kind == BETWEEN or (self.restated is None and self.claim.kind == "ratio")
+
+    @property
     def reference(self) -> float:
         """The published or derived value, in the metric's canonical unit."""
         unit = self.restated.unit or self.metric.unit if self.restated else self.claim.unit
-        return self.asked.value if self.ratio_as_published else self.metric.canonical(self.asked.value, unit)
-
-    @property
-    def ratio_as_published(self) -> bool:
-        """Whether the value is a plain ratio, which no unit of the metric converts."""
-        return self.restated is None and self.claim.kind == "ratio"
+        return self.asked.value if self.is_ratio else self.metric.canonical(self.asked.value, unit)
 
     @property
     def better(self) -> Literal["higher", "lower", "equal"]:
         """Direction of goodness."""
+        if self.kind == BETWEEN:
+            return self.metric.better
         return self.restated.direction(self.metric) if self.restated else self.claim.better
 
     @property
@@ -91,9 +143,14 @@ class Question:
         return self.claim.between or ((self.claim.point,) if self.claim.point else ())
 
     @property
-    def own(self) -> tuple[tuple[PointRecord, ...], ...]:
+    def least_devices(self) -> int:
+        """Points of fewer devices are left out."""
+        return self.restated.least_devices if self.restated else 1
+
+    @property
+    def own(self) -> list[tuple[Place, ...]]:
         """Points of the run for each that the claim names, in its order; none for one that did not run."""
-        return tuple(points_called(name, self.record, self.claim.hardware, self.terms) for name in self.named)
+        return [tuple(points_called(name, self.record, self.claim.hardware)) for name in self.named]
 
     @property
     def places(self) -> bool:
@@ -101,172 +158,142 @@ class Question:
         found = [PLACE.fullmatch(name) for name in self.named]
         return all(one and one["case"] is None for one in found)
 
-    def measured(self, point: PointRecord) -> Measurement | None:
+    def measured(self, point: MeasuredPoint) -> Measurement | None:
         """Return the measurement of a point that the statement is about."""
-        return found_of(self.asked, point, self.claim.formula)
+        return self.found_of(self.asked, point)
+
+    def found_of(self, asked: AnyClaim | Restatement, point: MeasuredPoint) -> Measurement | None:
+        """Return the measurement of a point that a claim, or its restatement, is about."""
+        found = [one for one in point.measurements if one.metric == asked.metric]
+        if asked.measurement:
+            return next((one for one in found if one.id == asked.measurement), None)
+        wanted = asked.formula or self.claim.formula
+        return next((one for one in found if one.formula == wanted), found[0] if found else None)
+
+    def located(self, asked: AnyClaim | Restatement, place: Place, *, per: Per | None) -> Located:
+        """Return the measurement of a place that can be judged; raises NotAskedError.
+
+        Args:
+            per: what the claim counts; None where it takes the numbers as they are measured.
+        """
+        one, where = self.found_of(asked, place.point), f"at {place.point.id}"
+        if len(self.records) > 1:
+            where += f" of {place.record.run}"
+        if one is None:
+            raise NotAskedError(f"no {asked.measurement or asked.metric} {where}")
+        metric = self.project.metrics[one.metric]
+        sums = ("card", "node", "run") if metric.additive else ("card",)
+        if per and one.per != per and not (one.per == "device" and per in sums):
+            raise NotAskedError(f"{where} {one.id} is measured per {one.per}, the claim is per {per}")
+        if not math.isfinite(one.median) or one.median < 0 or (metric.repeated and not one.median):
+            raise NotAskedError(f"{where} {one.id} is {one.median:g}, no number to judge")
+        return place, one
 
     def in_unit(self, value: float) -> float:
         """Return a canonical value in the unit that is shown."""
-        return value if self.ratio_as_published else self.metric.in_unit(value, self.unit)
+        return value if self.is_ratio else self.metric.in_unit(value, self.unit)
 
-    def configuration(self, points: tuple[PointRecord, ...]) -> Configuration:
-        """Return how the points stand to the configuration that the claim is about."""
-        return configuration_of(
-            self.record,
-            points,
-            self.claim,
-            recipe=self.terms.recipe,
-            metrics=self.terms.metrics,
-            here=not self.published,
+    def apart(self, places: Sequence[Place]) -> Apart:
+        """Return how the points, or all that were planned, stand to the configuration of the claim."""
+        names = {place.point.id for place in places}
+        planned = [one for one in self.record.plan.points if one.id in names or not names]
+        return apart_from(
+            self.claim, self.recipe, self.record.plan, planned, self.project, here=not self.published
         )
 
-    def apart(self, points: tuple[PointRecord, ...]) -> list[Difference | NeutralDifference]:
-        """Return the fields in which the points differ, whether they count or are neutral."""
-        found = self.configuration(points)
-        return [*found.differences, *found.neutral]
+
+def counted(place: Place, found: Measurement, metric: Metric, *, per: Per) -> Interval:
+    """Return a measurement in its metric's unit, summed over the devices of what `per` names."""
+    one = interval_of(found).times(metric.canonical(1.0, found.unit))
+    if not metric.additive or found.per != "device":
+        return one
+    point, gpu = place.point, place.record.gpu
+    cards = gpu.devices_per_card if gpu else 1
+    counts = {"card": cards, "node": point.devices / point.nodes, "run": point.devices}
+    return one.times(counts.get(per, 1))
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordQuestion:
-    """What a claim between records asks of some."""
-
-    claim: RecordClaim
-    records: Sequence[Record]
-    terms: JudgeContext
-    published: bool
-
-    @property
-    def restated(self) -> Restatement | None:
-        """The restatement, None where the claim itself is judged."""
-        return None if self.published else self.claim.here
-
-    @property
-    def asked(self) -> RecordClaim | Restatement:
-        """Statement that is judged: the claim itself, or its restatement."""
-        return self.restated or self.claim
-
-    @property
-    def metric(self) -> Metric:
-        """The metric whose values make the ratio."""
-        return self.terms.metrics[self.asked.metric]
-
-    @property
-    def reference(self) -> float:
-        """The published ratio."""
-        return self.asked.value
-
-    @property
-    def better(self) -> Literal["higher", "lower"]:
-        """Direction of goodness."""
-        return self.metric.better
-
-    @property
-    def limits(self) -> Limits:
-        """The ratios that are no worse than the published one by more than the tolerance."""
-        return Limits.of(self.reference, better=self.metric.better, tolerance=self.asked.tolerance)
-
-    def in_unit(self, value: float) -> float:
-        """Return a ratio as it is shown."""
-        return value
-
-    def value_of(self, record: Record, point: PointRecord) -> str:
-        """Return which of the claim's values a record is of."""
-        claim = self.claim
-        return record.terms(point).settings[claim.setting] if claim.setting else claim.point
+def kept_per_doubling(smaller: Located, larger: Located) -> Interval:
+    """Return what a device keeps of its throughput whenever the devices double."""
+    (few, under), (many, over) = smaller, larger
+    power = 1 / math.log2(many.point.devices / few.point.devices)
+    return quotient(interval_of(over), interval_of(under), power=power)
 
 
-def points_called(
-    name: str, record: Record, hardware: PublishedHardware | None, terms: JudgeContext
-) -> tuple[PointRecord, ...]:
-    """Return the points of a run that are what a claim calls `name`, whatever they are called.
+def points_called(name: str, record: Judged, hardware: PublishedHardware | None) -> Iterator[Place]:
+    """Yield the points of a run that are what a claim calls `name`, whatever they are called.
 
     `nodes=2` is every point on two nodes of the published size, `devices=4` one of four devices, `cards=4`
     one of as many cards, and `CASE@nodes=2` one of that case; any other name is that of the point. A leg of
     a run is no point of its size, and the point that has the name goes before others of the size.
     """
     asked = PLACE.fullmatch(name)
-    if asked is None:
-        return tuple(point for point in record.points if point.id == name)
+    exact = [Place(record, point) for point in record.points if point.id == name]
+    if asked is None or exact:
+        yield from exact
+        return
     described, cards = record.description.points, record.gpu.devices_per_card if record.gpu else 1
-    found = []
     for point in record.points:
-        count = int(asked["count"])
         sizes = {"nodes": point.nodes, "devices": point.devices, "cards": point.devices / cards}
         of_case = point.id.rpartition("@")[0] == (asked["case"] or "")
-        if of_case and sizes[asked["what"]] == count and described[point.id].leg is None:
-            found.append(point)
-    exact = tuple(point for point in found if point.id == name)
-    if exact or asked["what"] != "nodes" or hardware is None:
-        return exact or tuple(found)
-    return tuple(point for point in found if _fills_nodes(point, cards, hardware, terms))
+        if not of_case or sizes[asked["what"]] != int(asked["count"]) or described[point.id].leg:
+            continue
+        if asked["what"] != "nodes" or hardware is None or _fills_nodes(point, cards, hardware, record):
+            yield Place(record, point)
 
 
-def _fills_nodes(point: PointRecord, cards: int, hardware: PublishedHardware, terms: JudgeContext) -> bool:
+def _fills_nodes(point: MeasuredPoint, cards: int, hardware: PublishedHardware, record: Judged) -> bool:
     """Say whether a point has as many devices, or cards, on each node as the publication."""
-    devices = hardware.devices or hardware.cards * terms.gpus[hardware.gpu].devices_per_card
+    devices = hardware.devices or hardware.cards * record.project.gpus[hardware.gpu].devices_per_card
     per_node = point.devices / point.nodes
     return per_node == devices / hardware.nodes or per_node / cards == hardware.cards / hardware.nodes
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuestionValue:
-    """A value that a record gives, in the metric's canonical unit, and where it was found."""
-
-    interval: Interval
-    place: str
-    behind: tuple[tuple[PointRecord, Measurement], ...] = ()
+def names_of(places: Sequence[Place | MeasuredPoint]) -> str:
+    """Name points."""
+    points = (one.point if isinstance(one, Place) else one for one in places)
+    return ", ".join(point.id for point in points) or "none"
 
 
-def departures_of(question: Question, points: tuple[PointRecord, ...]) -> Iterator[str]:
+def departures_of(question: Question, places: Sequence[Place]) -> Iterator[str]:
     """Yield what differs from the published run: GPU, points, scale, fields."""
-    record = question.record
-    yield from elsewhere(question, points)
-    named, ids = question.named, [point.id for point in points]
+    yield from elsewhere(question, places)
+    named, ids = question.named, [place.point.id for place in places]
     if question.restated and named and set(ids) != set(named):
         yield f"points {', '.join(ids) or 'none'}, published {' and '.join(named)}"
-    stated = question.terms.recipe.published.fingerprint_of(question.claim)
-    for one in question.apart(points):
+    stated = question.recipe.published.fingerprint_of(question.claim)
+    for one in question.apart(places).every:
         if one.field in stated:
             yield f"{one.field} {plain(one.found)}, published {plain(one.published)}"
-    if record.plan.scale == "smoke":
+    if question.record.plan.scale == "smoke":
         yield "smoke scale"
 
 
-def elsewhere(question: Question, points: tuple[PointRecord, ...]) -> Iterator[str]:
+def elsewhere(question: Question, places: Sequence[Place]) -> Iterator[str]:
     """Yield how the hardware, or the number of devices and nodes, is not the published one."""
-    record, terms = question.record, question.terms
-    gpus = {one.gpu for one in question.hardware}
+    gpus, known = {one.gpu for one in question.hardware}, question.project.gpus
     if not gpus:
         return
-    if record.gpu is None or record.gpu.id not in gpus:
-        names = " or ".join(sorted(terms.gpus[name].name for name in gpus))
-        yield f"GPU {gpus_of(record)}, published {names}"
-    elif other := miscounted(question, points):
+    if question.record.gpu is None or question.record.gpu.id not in gpus:
+        names = " or ".join(sorted(known[name].name for name in gpus))
+        yield f"GPU {gpus_of(question.record)}, published {names}"
+    elif other := _miscounted(question.hardware, [place.point for place in places], known):
         yield other
 
 
-def gpus_of(record: Record) -> str:
-    """Name the GPUs of a record."""
-    names = dict.fromkeys(device.name for device in record.machine.devices)
-    return record.gpu.name if record.gpu else ", ".join(names) or "none"
-
-
-def miscounted(question: Question, points: tuple[PointRecord, ...]) -> str | None:
-    """Return how points are not on the published devices and nodes, whatever they are called, or None."""
-    counts = {
-        (one.devices or one.cards * question.terms.gpus[one.gpu].devices_per_card, one.nodes)
-        for one in question.hardware
-    }
+def _miscounted(
+    hardware: Sequence[PublishedHardware], points: Sequence[MeasuredPoint], gpus: dict[str, Gpu]
+) -> str:
+    """Return how points are not on the published devices and nodes, whatever they are called."""
+    counts = {(one.devices or one.cards * gpus[one.gpu].devices_per_card, one.nodes) for one in hardware}
     per_node = {devices / nodes for devices, nodes in counts}
     found = dict.fromkeys((point.devices, point.nodes) for point in points)
     lacking = {nodes for _, nodes in counts} - {nodes for _, nodes in found}
     as_published = not lacking and all(devices / nodes in per_node for devices, nodes in found)
-    if as_published or not counts or not found:
-        return None
-    return f"{_counted(list(found))}, published {_counted(sorted(counts))}"
-
-
-def _counted(counts: list[tuple[int, int]]) -> str:
-    return " and ".join(
-        f"{plural(devices, 'device')} on {plural(nodes, 'node')}" for devices, nodes in counts
+    if as_published or not found:
+        return ""
+    shown = (
+        " and ".join(f"{plural(devices, 'device')} on {plural(nodes, 'node')}" for devices, nodes in some)
+        for some in (found, sorted(counts))
     )
+    return ", published ".join(shown)

@@ -15,12 +15,10 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import open_regular, parse_json
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import plural
-from twinrun.protocol.evaluation import SAMPLES, Sample
+from twinrun.protocol.evaluation import SAMPLES, EvaluationResult, Sample
 from twinrun.results.equivalence import Pair
-from twinrun.results.record import Record
+from twinrun.results.judged import Judged
 
-# The fact of a point with the digest of its file.
-FACT = "samples sha256"
 # Many times what one document takes; a file has as many lines as there are documents.
 MAX_LINE_BYTES = 1 << 20
 
@@ -62,9 +60,10 @@ def read_samples(place: Path) -> SampleFile:
     return SampleFile(place=str(path), sha256=digest.hexdigest(), tasks=tasks)
 
 
-def demand_recorded(found: SampleFile, record: Record) -> None:
+def demand_recorded(found: SampleFile, record: Judged) -> None:
     """Refuse samples that are not those of which a record has the digest; raises InputError."""
-    digests = [str(point.facts[FACT]) for point in record.points if FACT in point.facts]
+    results = [point.result for point in record.points]
+    digests = [one.samples_sha256 for one in results if isinstance(one, EvaluationResult)]
     if found.sha256 not in digests:
         raise InputError(
             "not the samples that the record is about",

@@ -10,14 +10,7 @@ from twinrun.manifests.claims import ScoreDifferenceClaim
 from twinrun.manifests.metrics import RATIO
 from twinrun.planning.project import Project
 from twinrun.results.equivalence import ScoreComparison, ScoreDifference
-from twinrun.results.verdicts import (
-    CONDITIONS,
-    Condition,
-    RestatementVerdict,
-    Verdict,
-    as_published,
-    as_restated,
-)
+from twinrun.results.verdicts import CONDITIONS, Condition, Verdict, outcome_of
 
 METRIC = "score"
 
@@ -44,42 +37,35 @@ def judge_scores(claim: ScoreDifferenceClaim, found: ScoreComparison, *, rules: 
         found: the comparison of both, inside the margin of the claim.
         rules: by task the rule of the files.
     """
-    unpublished = Condition(
-        name="subject", met=False, seen="files of scores do not say what the models were trained on"
-    )
+    seen = "files of scores do not say what the models were trained on"
+    unpublished = Condition(name="subject", met=False, seen=seen)
+    if claim.rules and dict(rules) != claim.rules:
+        seen = f"tasks and rules are {_named(rules)}, published {_named(claim.rules)}"
+        unpublished = Condition(name="configuration", met=False, seen=seen)
     verdict = Verdict(
         claim=claim.id,
         statement=claim.statement,
-        outcome=as_published([unpublished]),
+        outcome=outcome_of([unpublished], published=True),
         reason=unpublished.seen,
-        published=claim.value,
-        measured=found.mean.difference,
-        unit=RATIO,
-        per="run",
-        conditions=(unpublished,),
-    )
-    if claim.rules and dict(rules) != claim.rules:
-        reason = f"tasks and rules are {_named(rules)}, published {_named(claim.rules)}"
-        other = Condition(name="configuration", met=False, seen=reason)
-        changed = {"outcome": as_published([other]), "reason": reason, "conditions": (other,)}
-        return verdict.model_copy(update=changed)
-    conditions = _conditions(claim, found.mean)
-    decisive = next((one for one in conditions if not one.met), conditions[-1])
-    here = RestatementVerdict(
-        statement=claim.statement,
-        outcome=as_restated(conditions),
-        reason=(
-            f"{claim.over} - {claim.under} is {found.mean.difference:+.4f} in the mean: {decisive.seen};"
-            f" {claim.margin:g} is allowed because {claim.because}."
-        ),
         published=claim.value,
         measured=found.mean.difference,
         metric=METRIC,
         title=METRIC,
         unit=RATIO,
-        conditions=conditions,
+        per="run",
+        conditions=(unpublished,),
     )
-    return verdict.model_copy(update={"here": here})
+    if unpublished.name == "configuration":
+        return verdict
+    conditions = _conditions(claim, found.mean)
+    decisive = next((one for one in conditions if not one.met), conditions[-1])
+    reason = (
+        f"{claim.over} - {claim.under} is {found.mean.difference:+.4f} in the mean: {decisive.seen};"
+        f" {claim.margin:g} is allowed because {claim.because}."
+    )
+    outcome = outcome_of(conditions, published=False)
+    changed = {"outcome": outcome, "reason": reason, "conditions": conditions}
+    return verdict.model_copy(update={"here": verdict.model_copy(update=changed)})
 
 
 def _conditions(claim: ScoreDifferenceClaim, mean: ScoreDifference) -> tuple[Condition, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,20 +18,20 @@ from twinrun.foundation.files import (
 )
 from twinrun.foundation.manifest import Frozen, validate
 from twinrun.foundation.redaction import HiddenNames, demand_clean
-from twinrun.manifests.recipe import Stacks
 from twinrun.planning.project import Project
 from twinrun.protocol.model_source import RepositoryModel, in_words
-from twinrun.results.account import objections
-from twinrun.results.finished_run import FinishedRun
-from twinrun.results.reading import read_content, read_record, signature_file, with_signature
-from twinrun.results.record import SENT_IN, Record, content_digest, file_name
+from twinrun.results.judge import judged
+from twinrun.results.judged import Judged, file_name
+from twinrun.results.reading import read_content, read_record, signature_file, signer_of
+from twinrun.results.record import SENT_IN, content_digest
+from twinrun.workloads.workload import Finding
 
 FILE = "submission.json"
 # Lines of each log: versions, devices and the first warnings stand there.
 HEAD_LINES, HEAD_BYTES = 40, 1 << 16
 MAX_BYTES = 32 << 20
 # Tables of a record that name its hosts, beside its points; the rest follows from the recipe.
-_PRIVATE = ("machine", "allocation", "environment")
+_PRIVATE = ("allocation", "environment", "points")
 
 
 class SubmissionForm(Frozen):
@@ -48,25 +48,30 @@ class SubmissionForm(Frozen):
     """What `invoke doctor` says of the machine; null where that is not the one that ran."""
 
 
-def write_submission(path: Path, run: FinishedRun, *, doctor: Mapping[str, Any] | None = None) -> None:
-    """Write the submission of a run; raises InputError for a record that no results folder takes."""
-    record = run.record
-    _demand_takeable(record, str(run.file))
-    hide = HiddenNames(_hosts(record))
-    # The file is sent as the run wrote it: its digests do not cover fields that records have gained since.
-    content = json.loads(run.file.read_text(encoding="utf-8"))
+def write_submission(
+    path: Path, found: Judged, file: Path, folder: Path, *, doctor: Mapping[str, Any] | None = None
+) -> None:
+    """Write the submission of the record in `file`, with the logs of its run folder.
+
+    Raises:
+        InputError: no results folder takes the record.
+    """
+    _demand_takeable(found, str(file))
+    hide = HiddenNames(_hosts(found))
+    # The file is sent as the run wrote it: its digest does not cover keys that records have gained since.
+    content = json.loads(file.read_text(encoding="utf-8"))
     submission = SubmissionForm(
         run_sha256=content["sha256"],
         record=_without_names(content, hide),
-        logs={name: hide.log(head) for name, head in _heads(run.folder)},
+        logs={name: hide.log(head) for name, head in _heads(folder)},
         doctor=hide.value(doctor) if doctor else None,
     )
     for key, value in leaves(submission.record):
-        demand_clean(str(value), f"{run.file}:{key}")
+        demand_clean(str(value), f"{file}:{key}")
     write_atomically(path, submission.model_dump_json(indent=1) + "\n")
 
 
-def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Record]:
+def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Judged]:
     """Check a submission for `recipe` and add its record to the results; return file and record.
 
     Raises:
@@ -83,15 +88,21 @@ def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Rec
         "a record of another version of the recipe",
         f"{place}.plan.recipe_version",
     )
-    _demand(record.evidence, SENT_IN, "a record that was not sent in", f"{place}.evidence")
+    _demand(record.record.evidence, SENT_IN, "a record that was not sent in", f"{place}.evidence")
     _demand_takeable(record, place)
-    _demand_nameable(record, loaded.recipe.stacks, place)
-    _demand_whole(record, project, place)
+    stacks = loaded.recipe.stacks
+    known_stacks = [*stacks.current.values(), *stacks.also, *stacks.published]
+    if record.plan.stack not in known_stacks:
+        found = record.plan.stack
+        raise InputError(
+            "no stack of the recipe", place=f"{place}.plan.stack", found=found, allowed=known_stacks
+        )
+    _demand_whole(record.refusals, place)
     for one in project.results(loaded):
         known = read_record(one, project, own=True)
         if record.run == known.run:
             raise InputError("the results have this run", place=f"{place}.run", found=one.name)
-        if [point.measurements for point in record.points] == [point.measurements for point in known.points]:
+        if [point.result for point in record.points] == [point.result for point in known.points]:
             raise InputError("the results have these numbers", place=f"{place}.points", found=one.name)
     path = _free(project.root / loaded.folder / "results" / file_name(record))
     texts = {path: json.dumps(submission.record, indent=1) + "\n"}
@@ -102,32 +113,28 @@ def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Rec
     return path, record
 
 
-def read_submission(file: Path, project: Project) -> Record:
+def read_submission(file: Path, project: Project) -> Judged:
     """Return the record of a submission, and who signed it; raises InputError where it does not hold."""
     return _judged(_read(file), file, project)
 
 
-def _judged(submission: SubmissionForm, file: Path, project: Project) -> Record:
-    return with_signature(read_content(submission.record, project, place=f"{file}:record"), file, project)
+def _judged(submission: SubmissionForm, file: Path, project: Project) -> Judged:
+    record = read_content(submission.record, place=f"{file}:record")
+    return judged(record, project, signer_of(record, file, project))
 
 
-def _hosts(record: Record) -> tuple[str, ...]:
+def _hosts(found: Judged) -> tuple[str, ...]:
     """Return the hosts that a record names, in the order of its nodes."""
-    allocated = record.allocation.nodes if record.allocation else ()
-    of_points = (host for one in record.points for host in one.hosts)
-    return tuple(dict.fromkeys([*allocated, *of_points, record.machine.host]))
+    of_points = (host for one in found.points for host in one.hosts)
+    return tuple(dict.fromkeys([*found.record.allocation.nodes, *of_points]))
 
 
 def _without_names(content: dict[str, Any], hide: HiddenNames) -> dict[str, Any]:
     """Return what a record's file says without names, with the digest of that."""
     content |= {name: hide.value(content[name]) for name in _PRIVATE}
-    for device in content["machine"]["devices"]:
-        device["unique_id"] = None
-    for report in (content["allocation"] or {}).get("reports", {}).values():
+    for report in content["allocation"]["reports"].values():
         for interface in report["interfaces"]:
             interface["address"] = "removed"
-    # Hosts stand in checks and facts too.
-    content["points"] = hide.value(content["points"])
     content["evidence"] = SENT_IN
     content["sha256"] = content_digest(content)
     return content
@@ -164,12 +171,9 @@ def _read(file: Path) -> SubmissionForm:
     return validate(content, SubmissionForm, place=str(file))
 
 
-def _demand_takeable(record: Record, place: str) -> None:
+def _demand_takeable(found: Judged, place: str) -> None:
     """Raise InputError for a record that no results folder takes."""
-    if record.converted_from:
-        hint = "converted records are read, and no longer taken"
-        raise InputError("a record of an older version", place=place, hint=hint)
-    model = record.description.model
+    model, revision = found.description.model, found.record.revision
     if model and not isinstance(model, RepositoryModel):
         raise InputError(
             "the model lies on one machine",
@@ -177,46 +181,37 @@ def _demand_takeable(record: Record, place: str) -> None:
             found=in_words(model),
             allowed="a repository at a commit, which others can score too",
         )
-    if not record.machine.devices:
-        raise InputError("no GPU ran", place=place, found=record.machine.cpu, allowed="a record of a GPU")
-    if record.plan.scale == "smoke":
+    if not found.devices:
+        raise InputError("no GPU ran", place=place, found=found.node.cpu, allowed="a record of a GPU")
+    if found.plan.scale == "smoke":
         raise InputError("a smoke run says nothing of the hardware", place=place, allowed="node or paper")
-    if changed := record.environment.changed_files:
+    if changed := found.environment.changed_files:
         raise InputError(
             "files of its environment were changed",
             place=f"{place}.environment.changed_files",
             found=[f"{name}: {what}" for name, what in changed.items()],
             hint="install the environment again, and run again",
         )
-    if record.revision.commit is None or record.revision.changes_sha256 is not None:
+    if revision.commit is None or revision.changes_sha256 is not None:
         raise InputError(
             "not the run of a clean commit",
             place=place,
-            found="changes that no commit has" if record.revision.commit else "no commit",
+            found="changes that no commit has" if revision.commit else "no commit",
             allowed="a commit without changes",
             hint="commit, run again and send that in",
         )
 
 
-def _demand_whole(record: Record, project: Project, place: str) -> None:
+def _demand_whole(found: Sequence[Finding], place: str) -> None:
     """Raise InputError for a record that could carry no verdict."""
-    if found := objections(record, project):
+    if found:
         first, more = found[0], f"; {len(found) - 1} more like it" if len(found) > 1 else ""
         raise InputError(
-            "the account of the record is not complete",
-            place=f"{place}.{first.path}",
-            found=first.found,
-            allowed=f"{first.allowed}{more}",
-            hint=first.hint or "run the recipe again and send that in",
-        )
-
-
-def _demand_nameable(record: Record, stacks: Stacks, place: str) -> None:
-    """Raise InputError where what names the file in the results is no stack of the recipe."""
-    known = [*stacks.current.values(), *stacks.also, *stacks.published]
-    if record.plan.stack not in known:
-        raise InputError(
-            "no stack of the recipe", place=f"{place}.plan.stack", found=record.plan.stack, allowed=known
+            "the record is not whole",
+            place=f"{place}.points",
+            found=first.words,
+            allowed=f"none{more}",
+            hint="run the recipe again and send that in",
         )
 
 

@@ -10,10 +10,9 @@ from twinrun.foundation.text import number
 from twinrun.manifests.metrics import RATIO
 from twinrun.protocol.measurements import Per
 
-AsPublished = Literal["reproduced", "not-reproduced", "not-comparable", "config-mismatch", "failed"]
-AsRestated = Literal["holds-here", "fails-here", "not-comparable", "config-mismatch", "failed"]
 Outcome = Literal[
     "reproduced",
+    "exceeds",
     "not-reproduced",
     "not-comparable",
     "config-mismatch",
@@ -23,8 +22,11 @@ Outcome = Literal[
 ]
 # Outcomes with which a run ends with 1.
 FAILURES: tuple[Outcome, ...] = ("not-reproduced", "fails-here", "failed")
+# Outcomes of a claim that holds.
+HOLDS: tuple[Outcome, ...] = ("reproduced", "exceeds", "holds-here")
 # In the order in which the first that is not met decides.
 ConditionName = Literal[
+    "written",
     "subject",
     "stable",
     "hardware",
@@ -42,6 +44,7 @@ ConditionName = Literal[
 CONDITIONS: tuple[ConditionName, ...] = get_args(ConditionName)
 # The question of each condition, for a reader.
 QUESTIONS: dict[ConditionName, str] = {
+    "written": "somebody has written the claim",
     "subject": "the run is of what the claim is about",
     "stable": "training did not diverge",
     "hardware": "the hardware is named, and the one that is asked for",
@@ -67,11 +70,12 @@ class Condition(Frozen):
     """The value or the reason that answers it."""
 
 
-class RestatementVerdict(Frozen):
-    """The verdict on a claim's restatement, where the claim could not be judged as published."""
+class Verdict(Frozen):
+    """The verdict on one statement: a claim as published, or inside that what became of it anywhere else."""
 
+    claim: str
     statement: str
-    outcome: AsRestated
+    outcome: Outcome
     reason: str
     published: float
     measured: float | None
@@ -81,57 +85,36 @@ class RestatementVerdict(Frozen):
     title: str
     """Title of the metric."""
     unit: str
+    per: Per
     note: str = ""
     """The words beside the measured value, such as `few steps: 5 of 20`."""
+    factor: float | None = None
+    """Measured over published, where it exceeds that by more than the tolerance."""
     conditions: tuple[Condition, ...] = ()
-    """Conditions of the outcome, in the order in which they decide; empty in records of older rules."""
+    """In the order in which they decide."""
     points: tuple[str, ...] = ()
     """Points of the run that it is about."""
     departures: tuple[str, ...] = ()
     """Circumstances and fields in which the run differs from the published one."""
-
-
-class Verdict(Frozen):
-    """The verdict on one claim as published and, where that cannot be asked, as restated."""
-
-    claim: str
-    statement: str
-    outcome: AsPublished
-    """The outcome as published."""
-    reason: str
-    published: float
-    measured: float | None
-    unit: str
-    per: Per
-    note: str = ""
-    """The words beside the measured value, such as `few steps: 5 of 20`."""
-    conditions: tuple[Condition, ...] = ()
-    """Conditions of the outcome as published; empty in records of older rules."""
-    points: tuple[str, ...] = ()
-    """Points of the run that it is about as published."""
-    here: RestatementVerdict | None = None
-    """The verdict here, on the restatement or on the claim itself; null on the published run."""
+    doubts: tuple[str, ...] = ()
+    """What stands beside it in words, and takes `reproduced` away."""
+    here: Verdict | None = None
+    """The verdict anywhere else, on the restatement or on the claim itself; null on the published run."""
 
     @property
-    def neutral(self) -> RestatementVerdict | None:
+    def neutral(self) -> Verdict | None:
         """The verdict on another statement than the published one; None where that itself was judged here."""
         return self.here if self.here and self.here.statement != self.statement else None
 
     @property
     def final(self) -> Outcome:
         """The outcome that counts: as restated where the restatement could be judged, else as published."""
-        judged = self.here is not None and self.here.outcome != "not-comparable"
-        return self.here.outcome if judged and self.here else self.outcome
+        return self.here.outcome if self.here and self.here.outcome != "not-comparable" else self.outcome
 
     @property
     def why(self) -> str:
         """The reason of the outcome that counts."""
         return self.here.reason if self.here else self.reason
-
-    @property
-    def departures(self) -> tuple[str, ...]:
-        """Circumstances and fields in which the run differs from the published one."""
-        return self.here.departures if self.here else ()
 
     @property
     def judged_at(self) -> tuple[str, ...]:
@@ -154,62 +137,45 @@ class NotAskedError(Exception):
         self.condition: ConditionName = condition
 
 
-def as_published(conditions: Sequence[Condition]) -> AsPublished:
-    """Return the outcome of a claim on the published run."""
-    unmet = _first_unmet(conditions)
-    if unmet is None:
-        return "reproduced"
-    outcomes: dict[ConditionName, AsPublished] = {
-        "direction": "not-reproduced",
-        "stable": "failed",
-        "configuration": "config-mismatch",
-        "order": "config-mismatch",
-    }
-    return outcomes.get(unmet.name, "not-comparable")
+def outcome_of(
+    conditions: Sequence[Condition], *, published: bool, exceeds: bool = False, doubts: Sequence[str] = ()
+) -> Outcome:
+    """Return the outcome of a statement: it holds where every condition is met, and nothing else does it.
 
-
-def as_restated(conditions: Sequence[Condition]) -> AsRestated:
-    """Return the outcome of a claim anywhere else."""
-    unmet = _first_unmet(conditions)
-    if unmet is None:
-        return "holds-here"
-    outcomes: dict[ConditionName, AsRestated] = {
-        "direction": "fails-here",
-        "stable": "failed",
-        "order": "config-mismatch",
-    }
-    return outcomes.get(unmet.name, "not-comparable")
-
-
-def _first_unmet(conditions: Sequence[Condition]) -> Condition | None:
-    """Return the condition that decides; None, and so a verdict that holds, where every one is met.
-
-    Nothing else leads to `reproduced` and `holds-here`, and a condition that nobody asked is a fault.
+    Args:
+        published: asked of the published run; else of any other.
+        exceeds: the value is better than the published one by more than the tolerance.
+        doubts: what takes `reproduced` away.
     """
-    ordered = sorted(conditions, key=lambda one: CONDITIONS.index(one.name))
-    for one in ordered:
-        if not one.met:
-            return one
-    if tuple(one.name for one in ordered) != CONDITIONS:
-        raise AssertionError(
-            f"conditions {', '.join(CONDITIONS)}, asked {', '.join(c.name for c in ordered)}"
-        )
-    return None
+    unmet = next((one.name for one in conditions if not one.met), None)
+    if unmet is None:
+        if tuple(one.name for one in conditions) != CONDITIONS:
+            raise AssertionError(f"conditions {', '.join(one.name for one in conditions)} were asked alone")
+        if not published or doubts:
+            return "holds-here"
+        return "exceeds" if exceeds else "reproduced"
+    outcomes: dict[ConditionName, Outcome] = {
+        "direction": "not-reproduced" if published else "fails-here",
+        "stable": "failed",
+        "order": "config-mismatch",
+        "configuration": "config-mismatch" if published else "not-comparable",
+    }
+    return outcomes.get(unmet, "not-comparable")
 
 
-def published_here(found: RestatementVerdict) -> str:
+def published_here(found: Verdict) -> str:
     """Return the published value in the neutral metric."""
     return _in_words(found.published, found)
 
 
-def measured_here(found: RestatementVerdict) -> str:
+def measured_here(found: Verdict) -> str:
     """Return what the run says in the neutral metric, a dash where it says nothing."""
     if found.measured is None:
         return "-"
     return _in_words(found.measured, found) + (f" ({found.note})" if found.note else "")
 
 
-def _in_words(value: float, found: RestatementVerdict) -> str:
+def _in_words(value: float, found: Verdict) -> str:
     if found.unit == "%":
         return f"{value:.1f} % {found.title}"
     return f"{value:.2f} {found.title}" if found.unit == RATIO else f"{number(value)} {found.unit}"

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from twinrun.foundation.errors import InputError, RunError
-from twinrun.protocol.measurements import Measurement, Per, sampled
-from twinrun.protocol.training import StepMetrics, TrainingJob, TrainingResult
+from twinrun.protocol.measurements import Per
+from twinrun.protocol.training import Report, StepMetrics, TrainingJob, TrainingResult
 from twinrun.train import building, float8, rank, ranks
 from twinrun.train import device as devices
 from twinrun.train.power import PowerMeter
@@ -47,7 +47,7 @@ class Meter:
         """Whether a rank was told to end, known to all at the end of the step."""
         self.keeps_checkpoints = False
         """Whether the loop has asked for the checkpoints of its job."""
-        self.reported: list[Measurement] = []
+        self.reported: list[Report] = []
         """What the script has reported beside what every training measures."""
         self.validation: list[tuple[int, float]] = []
         """Steps and the validation losses after them, in nats per token."""
@@ -74,8 +74,8 @@ class Meter:
             )
         if not math.isfinite(value):
             raise InputError("a report is a finite number", place=place, found=value)
-        kept = [one for one in self.reported if one.id != metric]
-        self.reported = [*kept, sampled(metric, [value], metric=metric, unit=units[metric], per=per)]
+        kept = [one for one in self.reported if one.metric != metric]
+        self.reported = [*kept, Report(metric=metric, value=value, per=per)]
 
     @property
     def order_hash(self) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from twinrun.protocol.allocation import IMAGE_VARIABLE, Interface, NodeReport
+from twinrun.protocol.allocation import IMAGE_VARIABLE, Interface, NodeDevice, NodeReport
 
 # Gloo takes the first; NCCL, and RCCL after it, the second.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -94,11 +94,20 @@ def software_digest() -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _devices() -> tuple[str, ...]:
+def _devices() -> tuple[NodeDevice, ...]:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return ()
-    return tuple(str(torch.cuda.get_device_name(index)) for index in range(torch.cuda.device_count()))
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return tuple(
+        NodeDevice(
+            name=str(one.name),
+            # On the one side a name with switches behind it, on the other two numbers.
+            arch=one.gcnArchName.partition(":")[0] if torch.version.hip else f"sm_{one.major}{one.minor}",
+            memory_bytes=int(one.total_memory),
+        )
+        for one in found
+    )
 
 
 def _driver() -> str | None:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from twinrun.foundation.text import plural
 from twinrun.workloads.curve_distance import Parity, largest_difference, same_order, values_of
 from twinrun.workloads.tables_and_charts import Curve, CurveKind, LineChart, Spot
-from twinrun.workloads.workload import ControlledCurve, PointRecord
+from twinrun.workloads.workload import ControlledCurve, MeasuredPoint
 
 
-def distance_in_words(points: Sequence[PointRecord], metric: str) -> str:
+def distance_in_words(points: Sequence[MeasuredPoint], metric: str) -> str:
     """Name the largest relative difference between the curves of `points`."""
     if len(points) < 2:
         return "One point, so there is no second curve to compare with."
@@ -25,7 +25,7 @@ def distance_in_words(points: Sequence[PointRecord], metric: str) -> str:
 
 
 def series_chart(
-    points: Sequence[PointRecord], metric: str, *, title: str, label: str, note: str
+    points: Sequence[MeasuredPoint], metric: str, *, title: str, label: str, note: str
 ) -> LineChart:
     """Return the series of all points over each other."""
     return LineChart(
@@ -49,7 +49,7 @@ def series_chart(
     )
 
 
-def distances(points: Sequence[PointRecord], metric: str, *, limit: float, title: str) -> LineChart:
+def distances(points: Sequence[MeasuredPoint], metric: str, *, limit: float, title: str) -> LineChart:
     """Return how far the series are apart at each step at which they differ."""
     steps = zip(*(values_of(point, metric) for point in points), strict=False)
     apart = [largest_difference([(value,) for value in step])[0] for step in steps]

@@ -10,7 +10,7 @@ from typing import Literal
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import plural
-from twinrun.workloads.workload import ControlledCurve, PointRecord
+from twinrun.workloads.workload import ControlledCurve, MeasuredPoint
 
 # A curve is held over all of its steps, and over the first ones, where rounding has not grown yet.
 FIRST = 100
@@ -20,8 +20,8 @@ REACH = {8: 5.08, 9: 4.74, 10: 4.51, 11: 4.33, 12: 4.19}
 LEAST_CONTROLS = min(REACH)
 # An origin that may differ in its last bits from one kind of hardware to another.
 WEIGHTS = "initial weights"
-# A fact that two points share when they worked through the same samples in the same order.
-ORDER = "order hash"
+# The digest that two points share when they worked through the same samples in the same order, and of what.
+ORDER, DATA = "order hash", "data"
 # A loss is a sum in fp32: closer than this to each other, two are the same.
 RESOLUTION = 6e-8
 # Two units in the last place of fp32, where a loss is at its coarsest: distances below are 0, 1 or 2 units,
@@ -110,13 +110,13 @@ def largest_difference(curves: Sequence[Sequence[float]]) -> tuple[float, int]:
     return worst, worst_step
 
 
-def same_order(points: Sequence[PointRecord]) -> bool:
-    """Say whether all points say that they worked through the same samples in the same order."""
-    orders = {point.facts.get(ORDER) for point in points}
+def same_order(points: Sequence[MeasuredPoint]) -> bool:
+    """Say whether all points have that they worked through the same samples in the same order."""
+    orders = {point.digests.get(ORDER) for point in points}
     return len(orders) == 1 and None not in orders
 
 
-def values_of(point: PointRecord, metric: str) -> tuple[float, ...]:
+def values_of(point: MeasuredPoint, metric: str) -> tuple[float, ...]:
     """Return the series of `metric` of a point, empty where it has none."""
     found = point.one_series(metric)
     return found.values if found else ()

@@ -57,16 +57,23 @@ class PointSettings:
 
 
 def differences(
-    found: Fingerprint, published: Mapping[str, Accepted], *, written: Fingerprint | None = None
+    found: Fingerprint,
+    published: Mapping[str, Accepted],
+    *,
+    written: Fingerprint | None = None,
+    older: bool = False,
 ) -> tuple[Difference, ...]:
     """List the fields that `found` does not have as published, in the published order, then the others.
 
     Args:
-        written: every field as recipe.toml has it, which counts wherever the publication is silent.
+        written: every field as recipe.toml has it, which counts wherever the publication is silent; one that
+            `found` does not have is absent, not wrong.
+        older: `found` is of an older version of the recipe, whose further fields say nothing.
     """
     silent = {field: value for field, value in (written or {}).items() if field not in published}
     known = {*published, *silent}
-    silent |= {field: ABSENT for field in found if written and field not in known}
+    silent = {field: value for field, value in silent.items() if field in found}
+    silent |= {field: ABSENT for field in found if written and not older and field not in known}
     return tuple(
         Difference(field=field, found=found.get(field, NOT_RECORDED), published=accepted, stated=stated)
         for fields, stated in ((published, True), (silent, False))

@@ -1,8 +1,7 @@
-"""What a workload is: all that is special to one kind of run, behind ten functions."""
+"""What a workload is: all that is special to one kind of run, behind a few functions."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, NamedTuple
@@ -20,7 +19,7 @@ from twinrun.predict.point import PointPrediction
 from twinrun.protocol.evaluation import DocumentsFile, PackageSource
 from twinrun.protocol.job import Checkpointing, Job
 from twinrun.protocol.layout import Precision
-from twinrun.protocol.measurements import Fact, Measurement, Numbers
+from twinrun.protocol.measurements import Numbers
 from twinrun.protocol.model_source import ModelSource
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.power import PowerReading
@@ -193,22 +192,76 @@ class Run(Frozen):
     """Folders that ranks read, by the field of the plan's description that asks for them."""
 
 
-class PointRecord(Numbers, Generic[PointPart]):
-    """One measured point: what ran, where, and what came out."""
+class PointRecord(Frozen, Generic[RankResult]):
+    """One point as it came back: where it ran, and what its ranks sent."""
 
     id: PointId
-    nodes: Positive
-    devices: Positive
-    """Over all nodes."""
-    cards: int | None = None
-    """Cards of the devices; None where they fill none, on a processor, and in older records."""
-    hosts: tuple[str, ...] = ()
-    """Hosts reported by the ranks; empty in records made before they were collected."""
-    part: PointPart = Field(json_schema_extra={"type": "object"})
+    hosts: tuple[str, ...]
+    """As its ranks reported them, in the order of their first ranks."""
     attempts: tuple[str, ...] = ()
     """What was tried before, and did not fit into memory."""
-    processes: tuple[str, ...] = ()
-    """Number of each rank's process, and of the one that it is a fork of; empty in older records."""
+    slow: tuple[str, ...] = ()
+    """Ranks that were slower than the others, each in words."""
+    result: RankResult = Field(json_schema_extra={"type": "object"})
+    """The workload's result with every sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredPoint(Numbers, Generic[PointPart, RankResult]):
+    """One measured point: what was planned, what its ranks sent, and all numbers that follow."""
+
+    planned: Point[PointPart]
+    sent: PointRecord[RankResult]
+    cards: int | None = None
+    """Cards of the devices; None where they fill none, and on a processor."""
+
+    @property
+    def id(self) -> str:
+        """Its name in the plan."""
+        return self.planned.id
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return self.planned.nodes
+
+    @property
+    def devices(self) -> int:
+        """Devices over all nodes."""
+        return self.planned.world_size
+
+    @property
+    def part(self) -> PointPart:
+        """What the workload says of it in the plan."""
+        return self.planned.part
+
+    @property
+    def result(self) -> RankResult:
+        """What its ranks sent."""
+        return self.sent.result
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts that its ranks reported."""
+        return self.sent.hosts
+
+    @property
+    def attempts(self) -> tuple[str, ...]:
+        """What did not fit into memory before."""
+        return self.sent.attempts
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Single values that the ranks sent, by their dotted names, for a reader."""
+        return dict(_facts(self.sent.result.model_dump(mode="json", exclude={"point"}, exclude_none=True)))
+
+
+def _facts(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _facts(value, f"{prefix}{name}.")
+        elif not isinstance(value, list) and value != "":
+            yield prefix + name, f"{value:,}" if isinstance(value, int) else str(value)
 
 
 class ControlledCurve(Frozen):
@@ -275,7 +328,7 @@ class RecordView(Frozen, Generic[PlanPart, PointPart]):
     """Whether the record was measured here or sent in."""
     part: PlanPart
     gpu: Gpu | None
-    points: tuple[PointRecord[PointPart], ...]
+    points: tuple[MeasuredPoint[PointPart], ...]
     predicted: dict[str, PointPrediction] = Field(default_factory=dict)
     """What the plan predicted of the attempt that ran, by point."""
     differences: tuple[Difference, ...] = ()
@@ -317,8 +370,6 @@ class PointDescription:
     storage: StorageNeed | None = None
     processor_bytes: int | None = None
     """Memory that all ranks of the point need together on a processor, estimated; None where unknown."""
-    expected: Mapping[str, tuple[Fact, ...]] = field(default_factory=dict)
-    """Facts of a record that the plan decides, by name, each with the values that it allows."""
     case: Mapping[str, Any] | None = None
     """The point in the terms of the publication; None where the plan says so for all points."""
 
@@ -395,47 +446,43 @@ class Overview:
     """One record beside what was published of what it runs; None for several, or where nothing was."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gap:
-    """One thing that a record lacks, has twice, or says otherwise than it follows."""
+FindingKind = Literal["account", "correctness", "bounds"]
 
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that stands against verdicts: something absent, wrong, or that there cannot be."""
+
+    kind: FindingKind = "account"
+    """The condition of a verdict that it breaks."""
     point: str = ""
-    """The point that it is of; empty for the record itself."""
-    path: str
-    """The leaf in the file, such as `points.devices=1.series.loss`."""
-    found: str
-    allowed: str
-    hint: str = ""
+    """The point that it is of; empty for the whole record."""
+    number: str = ""
+    """The measurement that it is of; empty where it is not of one."""
+    what: str
+    found: object
+    allowed: object
 
     @property
     def words(self) -> str:
-        """The gap in a sentence."""
-        return f"{self.path} is {self.found}, and must be {self.allowed}"
+        """The finding in a sentence."""
+        at = f" at {self.point}" if self.point else ""
+        return f"{self.what}{at} is {shown(self.found)}, and must be {shown(self.allowed)}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Account(Generic[PlanPart, PointPart]):
-    """What a workload demands of a record."""
-
-    measured: Mapping[str, re.Pattern[str]]
-    """Names of the measurements that come from the ranks, by metric; all others come from `derived`."""
-    as_planned: Callable[[PlanPart, Point[PointPart], PointRecord[PointPart]], Iterator[Gap]]
-    """Yield where a measured point is not the planned one, whole and once; paths begin at the point."""
-
-    of_recipe: Callable[[Any, PlanPart, Sequence[Point[PointPart]]], Iterator[Gap]] = lambda *_: iter(())
-    """Yield where a plan is not one that the tables of its recipe give."""
-    calls: Callable[[PointRecord[PointPart]], Mapping[str, Mapping[str, str]]] = lambda _point: {}
-    """Return the labels of what was computed beside a reference, by its name."""
-    allowed_error: Callable[[Any, Mapping[str, str]], float | None] = lambda _tables, _labels: None
-    """Return how far a call may be from its reference by the tables of the recipe; None: nobody says it."""
-
-    def measures(self, name: str, metric: str) -> bool:
-        """Say whether the ranks measure something of this name and metric."""
-        pattern = self.measured.get(metric)
-        return pattern is not None and pattern.fullmatch(name) is not None
+def shown(value: object) -> str:
+    """Return a value in a message."""
+    if value is None:
+        return "absent"
+    if isinstance(value, (set, frozenset, tuple, list, range)):
+        return ", ".join(map(shown, value)) or "none"
+    return f"{value:.4g}" if isinstance(value, float) else str(value) or "empty"
 
 
-AnyPoint = TypeVar("AnyPoint", Point, PointRecord)
+def held(what: str, found: object, allowed: object) -> Iterator[Finding]:
+    """Yield a finding where something is not what follows from the plan."""
+    if found != allowed:
+        yield Finding(what=what, found=found, allowed=allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -453,8 +500,6 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
     """Metrics that stand for a record, the first that a point has."""
     factors: tuple[Factor, ...]
     """What its settings do, in the order of likely effect on speed."""
-    account: Account[PlanPart]
-    """What a complete record has."""
     smaller: str
     """What to do where nothing fits into memory."""
     module: str | None = None
@@ -478,11 +523,11 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
     """Return the job of one attempt at a point, counted from 0."""
     progress: Callable[[bytes], Progress]
     """Read one line of metrics."""
-    numbers: Callable[[PlanPart, Point[PointPart], RankResult], Numbers]
-    """Return what the ranks measured, and nothing computed from it."""
-    derived: Callable[[PlanPart, PointRecord[PointPart], Gpu | None], tuple[Measurement, ...]]
-    """Return what follows from the measured numbers; recomputed whenever a record is read."""
-    terms: Callable[[PlanPart, PointRecord[PointPart]], ComparisonTerms]
+    numbers: Callable[[PlanPart, Point[PointPart], RankResult, Gpu | None], Numbers]
+    """Return all that follows from what the ranks of a point sent, on a GPU or on a processor; pure."""
+    rules: Callable[[Tables, PlanPart, MeasuredPoint[PointPart, RankResult]], Iterator[Finding]]
+    """Yield where a point is not whole, not the planned one, or not right by the tables of its recipe."""
+    terms: Callable[[PlanPart, MeasuredPoint[PointPart, RankResult]], ComparisonTerms]
     """Return what a measured point is compared by."""
     show: Callable[[RecordView[PlanPart, PointPart]], tuple[Table, ...]]
     """Return the measured numbers as tables."""
@@ -494,12 +539,19 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
         found: PlanPart = _read(part, self.plan_part, place="plan.part")
         return found
 
-    def read_points(self, points: tuple[AnyPoint, ...]) -> tuple[AnyPoint, ...]:
+    def read_points(self, points: tuple[Point, ...]) -> tuple[Point, ...]:
         """Return points whose parts are this workload's type, also those from a file; raises InputError."""
         parts = [_read(one.part, self.point_part, place=f"points.{one.id}.part") for one in points]
         return tuple(
             point if part is point.part else point.model_copy(update={"part": part})
             for point, part in zip(points, parts, strict=True)
+        )
+
+    def read_results(self, points: tuple[PointRecord, ...]) -> tuple[PointRecord, ...]:
+        """Return points whose results are this workload's type, also those from a file; raises InputError."""
+        results = [_read(one.result, self.result, place=f"points.{one.id}.result") for one in points]
+        return tuple(
+            point.model_copy(update={"result": result}) for point, result in zip(points, results, strict=True)
         )
 
 
@@ -508,8 +560,8 @@ def _read(part: Any, model: Any, *, place: str) -> Any:
 
 
 def whole(
-    points: Sequence[PointRecord[PointPart]], leg: Callable[[PointRecord[PointPart]], LegSteps | None]
-) -> tuple[PointRecord[PointPart], ...]:
+    points: Sequence[MeasuredPoint[PointPart]], leg: Callable[[MeasuredPoint[PointPart]], LegSteps | None]
+) -> tuple[MeasuredPoint[PointPart], ...]:
     """Return the points whose curve reaches the end of the run, those that are no `leg` of it first."""
     undisturbed = [point for point in points if leg(point) is None]
     return (*undisturbed, *(point for point in points if (found := leg(point)) and found.last))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from twinrun.protocol.bench import BenchResult
-from twinrun.workloads.bench import numbers, plan, report
-from twinrun.workloads.bench.account import ACCOUNT
+from twinrun.workloads.bench import numbers, plan, report, rules
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchTables
 from twinrun.workloads.settings import PointSettings
 from twinrun.workloads.workload import Workload
@@ -17,7 +16,6 @@ WORKLOAD = Workload(
     result=BenchResult,
     headline=("speedup", "time", "error"),
     factors=numbers.FACTORS,
-    account=ACCOUNT,
     smaller="name other cases with --set cases=",
     timed=True,
     measures_gpus=True,
@@ -27,8 +25,8 @@ WORKLOAD = Workload(
     settings=PointSettings(of=plan.settings, as_written=plan.as_written),
     job=plan.job,
     progress=numbers.progress,
-    numbers=numbers.measured,
-    derived=numbers.derived,
+    numbers=numbers.numbers,
+    rules=rules.rules,
     terms=numbers.terms,
     show=report.show,
     overview=report.overview,

@@ -7,16 +7,16 @@ A call's measurements are named after it: `NAME` is our time, `NAME@BASELINE` th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from twinrun.foundation.text import GIB, MIB
 from twinrun.manifests.vendor import Gpu
-from twinrun.protocol.bench import COPY, BenchResult, Call, CallLine, Implementation, PeakRate, largest_error
+from twinrun.protocol.bench import COPY, BenchResult, Call, CallLine, Implementation, largest_error
 from twinrun.protocol.formulas import BUS_BANDWIDTH
-from twinrun.protocol.measurements import Fact, Measurement, Numbers, rate, sampled, scaled
+from twinrun.protocol.measurements import Measurement, Numbers, over_time, single
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint
 from twinrun.workloads.settings import factor, flat
-from twinrun.workloads.workload import ComparisonTerms, Point, PointRecord, Premise, Progress
+from twinrun.workloads.workload import ComparisonTerms, MeasuredPoint, Point, Premise, Progress
 
 FACTORS = (
     factor("kernels", "large", "some", "other code, or another code object"),
@@ -34,204 +34,117 @@ def progress(line: bytes) -> Progress:
     return Progress(done=0, status=f"{call.name}: {', '.join(shown)}")
 
 
-def measured(_part: BenchPlan, _point: Point[BenchPoint], result: BenchResult) -> Numbers:
-    """Return times, errors and memory of every call, and the peak rates of the device."""
-    facts: dict[str, Fact] = {"seed": result.seed, "device name": result.device_name}
-    found = [
-        sampled(
-            "peak-memory", [result.peak_memory_bytes / GIB], metric="peak-memory", unit="GiB", per="device"
-        )
-    ]
+def numbers(_part: BenchPlan, _point: Point[BenchPoint], result: BenchResult, _gpu: Gpu | None) -> Numbers:
+    """Return times, errors and memory of every call, what follows from them, and the device's peak rates."""
+    found = [single("peak-memory", result.peak_memory_bytes / GIB, "GiB", per="device")]
     for peak in result.peak_rates:
-        facts[f"peak rate of {peak.resource}"] = peak.how
-        found.append(peak_rate(peak))
-    for call in result.calls:
-        found += _call(call)
-        facts |= _facts(call)
-    return Numbers(measurements=tuple(found), facts=facts)
-
-
-def peak_rate(peak: PeakRate) -> Measurement:
-    """Return what the device does at most on one resource."""
-    return sampled(
-        f"peak-rate@{peak.resource}",
-        [peak.rate],
-        metric="peak-rate",
-        unit="B/s" if peak.resource == COPY else "op/s",
-        per="device",
-        labels={"resource": peak.resource},
+        unit, labels = "B/s" if peak.resource == COPY else "op/s", {"resource": peak.resource}
+        name = f"peak-rate@{peak.resource}"
+        found.append(single(name, peak.rate, unit, per="device", labels=labels))
+    peaks = {one.resource: one.rate for one in result.peak_rates}
+    return Numbers(
+        measurements=(*found, *(one for call in result.calls for one in _of_call(call, peaks))),
     )
 
 
-def _call(call: Call) -> Iterator[Measurement]:
-    yield from _implementation(call, call.ours, "")
-    for baseline in call.baselines:
-        yield from _implementation(call, baseline, f"@{baseline.name}")
-        if call.ours.kept_bytes and baseline.kept_bytes is not None:
-            yield _memory_saving(call, baseline.name, baseline.kept_bytes / call.ours.kept_bytes)
+def _of_call(call: Call, peaks: Mapping[str, float]) -> Iterator[Measurement]:
+    """Yield the numbers of a call and of its baselines, and what ours is beside each."""
+    name = call.name
+    labels = {**call.labels, "call": name, "implementation": call.ours.name}
+    time, kept = _time(call, call.ours, ""), call.ours.kept_bytes
+    yield from _of_implementation(call, call.ours, "")
+    for other in call.baselines:
+        yield from _of_implementation(call, other, f"@{other.name}")
+        beside = {**labels, "baseline": other.name}
+        theirs = _time(call, other, f"@{other.name}")
+        if time and theirs:
+            yield theirs.model_copy(
+                update={
+                    "id": f"{name}/speedup@{other.name}",
+                    "metric": "speedup",
+                    "unit": "ratio",
+                    "divisor": time.samples,
+                    "labels": beside,
+                }
+            )
+        if kept and other.kept_bytes is not None:
+            number, saved = f"{name}/memory-saving@{other.name}", other.kept_bytes / kept
+            yield single(number, saved, "ratio", metric="memory-saving", per="device", labels=beside)
     if call.traffic:
-        share, metric = call.traffic.counted / call.traffic.expected, "link-traffic"
-        labels = {**call.labels, "call": call.name, "implementation": call.ours.name}
-        yield sampled(
-            f"{call.name}/{metric}", [share], metric=metric, unit="ratio", per="link", labels=labels
-        )
+        share = call.traffic.counted / call.traffic.expected
+        yield single(f"{name}/link-traffic", share, "ratio", metric="link-traffic", per="link", labels=labels)
+    if time:
+        yield from _rates(call, time, peaks)
 
 
-def _memory_saving(call: Call, baseline: str, times: float) -> Measurement:
-    name, metric = f"{call.name}/memory-saving@{baseline}", "memory-saving"
-    labels = {**call.labels, "call": call.name, "implementation": call.ours.name, "baseline": baseline}
-    return sampled(name, [times], metric=metric, unit="ratio", per="device", labels=labels)
-
-
-def _implementation(call: Call, one: Implementation, suffix: str) -> Iterator[Measurement]:
+def _of_implementation(call: Call, one: Implementation, suffix: str) -> Iterator[Measurement]:
     labels = {**call.labels, "call": call.name, "implementation": one.name}
-    if one.milliseconds:
-        name = f"{call.name}{suffix}"
-        yield sampled(name, one.milliseconds, metric="time", unit="ms", per="device", labels=labels)
+    if time := _time(call, one, suffix):
+        yield time
     _, error = largest_error(one.errors)
     if math.isfinite(error):
-        name = f"{call.name}/error{suffix}"
-        yield sampled(name, [error], metric="error", unit="ratio", per="device", labels=labels)
+        yield single(
+            f"{call.name}/error{suffix}", error, "ratio", metric="error", per="device", labels=labels
+        )
     if one.kept_bytes is not None:
-        name, kept = f"{call.name}/kept-memory{suffix}", one.kept_bytes / MIB
-        yield sampled(name, [kept], metric="kept-memory", unit="MiB", per="device", labels=labels)
+        number, kept = f"{call.name}/kept-memory{suffix}", one.kept_bytes / MIB
+        yield single(number, kept, "MiB", metric="kept-memory", per="device", labels=labels)
 
 
-def _facts(call: Call) -> dict[str, Fact]:
-    facts: dict[str, Fact] = {
-        f"{call.name} title": call.title,
-        f"{call.name} allowed error": call.allowed_error,
-    }
-    if call.work:
-        facts[f"{call.name} work formula"] = call.work.formula
-        facts |= {f"{call.name} work {resource}": amount for resource, amount in call.work.amounts.items()}
-    if call.bus_bytes is not None:
-        facts[f"{call.name} bus bytes"] = call.bus_bytes
-    if call.traffic:
-        facts |= {
-            f"{call.name} link bytes": call.traffic.counted,
-            f"{call.name} link bytes expected": call.traffic.expected,
-            f"{call.name} link formula": call.traffic.formula,
-        }
-    for one in (call.ours, *call.baselines):
-        facts[f"version of {one.name}"] = one.version
-        facts[f"{call.name} errors of {one.name}"] = ", ".join(
-            f"{tensor} {'not finite' if error is None else format(error, '.3g')}"
-            for tensor, error in one.errors.items()
-        )
-    return facts | {f"{call.name} without {name}": why for name, why in call.absent.items()}
+def _time(call: Call, one: Implementation, suffix: str) -> Measurement | None:
+    if not one.milliseconds or min(one.milliseconds) <= 0:
+        return None
+    labels = {**call.labels, "call": call.name, "implementation": one.name}
+    name = f"{call.name}{suffix}"
+    return Measurement(
+        id=name, metric="time", unit="ms", per="device", samples=one.milliseconds, labels=labels
+    )
 
 
-def derived(_part: BenchPlan, point: PointRecord[BenchPoint], _gpu: Gpu | None) -> tuple[Measurement, ...]:
-    """Return speedups, bandwidths and shares of what the device was measured to do."""
-    # The account says whatever a record lacks.
-    labelled = [one for one in point.measurements if {"call", "implementation"} <= one.labels.keys()]
-    times = [one for one in labelled if one.metric == "time" and one.low > 0]
-    ours = [one for one in times if one.id == one.labels["call"]]
-    return tuple(found for one in ours for found in _derived(point, one, times))
-
-
-def _derived(point: PointRecord, ours: Measurement, times: list[Measurement]) -> Iterator[Measurement]:
-    name = ours.id
-    for other in times:
-        if other.labels["call"] == name and other.id != name:
-            labels = {**ours.labels, "baseline": other.labels["implementation"]}
-            yield _ratio(f"{name}/speedup@{labels['baseline']}", other, ours, labels)
-    if bus := bus_bandwidth(point, ours):
+def _rates(call: Call, time: Measurement, peaks: Mapping[str, float]) -> Iterator[Measurement]:
+    """Yield bandwidths of a call, and its least time by the roofline with how near it comes to that."""
+    if bus := bus_bandwidth(call, time):
         yield bus
-    amounts, peaks = work_of(point, name), peaks_of(point)
+    amounts = work_of(call)
     if moved := amounts.get(COPY):
-        bandwidth = rate(
-            ours, moved / 1e6, name=f"{name}/bandwidth", metric="bandwidth", unit="GB/s", per="device"
-        )
+        name = f"{call.name}/bandwidth"
+        bandwidth = over_time(moved / 1e6, time, id=name, metric="bandwidth", unit="GB/s")
         yield bandwidth
         if COPY in peaks:
-            share, metric = 1e9 / peaks[COPY], "bandwidth-share"
-            yield scaled(bandwidth, share, name=f"{name}/{metric}", metric=metric, unit="ratio", per="device")
+            of = {"metric": "bandwidth-share", "unit": "ratio"}
+            yield bandwidth.times(1e9 / peaks[COPY], id=f"{call.name}/bandwidth-share", **of)
     if bound := roofline_bound(amounts, peaks):
         milliseconds, resource = bound
-        labels = {**ours.labels, "resource": resource}
-        metric = "roofline-time"
-        yield sampled(
-            f"{name}/{metric}", [milliseconds], metric=metric, unit="ms", per="device", labels=labels
-        )
-        metric = "roofline-share"
-        yield rate(
-            ours,
-            milliseconds,
-            name=f"{name}/{metric}",
-            metric=metric,
-            unit="ratio",
-            per="device",
-            labels=labels,
-        )
+        labels, name = {**time.labels, "resource": resource}, f"{call.name}/roofline"
+        yield single(f"{name}-time", milliseconds, "ms", metric="roofline-time", per="device", labels=labels)
+        of = {"metric": "roofline-share", "unit": "ratio", "labels": labels}
+        yield over_time(milliseconds, time, id=f"{name}-share", **of)
 
 
-def bus_bandwidth(point: PointRecord, time: Measurement) -> Measurement | None:
+def bus_bandwidth(call: Call, time: Measurement) -> Measurement | None:
     """Return the bus bandwidth of a call or of its baseline, from its time; None where no link is counted."""
-    name, _, baseline = time.id.partition("@")
-    bus_bytes = point.facts.get(f"{name} bus bytes")
-    if not isinstance(bus_bytes, float) or bus_bytes <= 0:
+    if not call.bus_bytes:
         return None
-    metric = "bus-bandwidth"
-    return rate(
-        time,
-        bus_bytes / 1e6,
-        name=f"{name}/{metric}" + (f"@{baseline}" if baseline else ""),
-        metric=metric,
-        unit="GB/s",
-        per="link",
-        formula=BUS_BANDWIDTH,
-    )
+    _, at, baseline = time.id.partition("@")
+    name, of = f"{call.name}/bus-bandwidth{at}{baseline}", {"unit": "GB/s", "per": "link"}
+    return over_time(call.bus_bytes / 1e6, time, id=name, metric="bus-bandwidth", formula=BUS_BANDWIDTH, **of)
 
 
-def _ratio(name: str, over: Measurement, under: Measurement, labels: dict[str, str]) -> Measurement:
-    """Return the ratio of two medians, with the extremes that their samples allow."""
-    return Measurement(
-        id=name,
-        metric="speedup",
-        unit="ratio",
-        per="device",
-        median=over.median / under.median,
-        low=over.low / under.high,
-        high=over.high / under.low,
-        count=min(over.count, under.count),
-        labels=labels,
-    )
-
-
-def work_of(point: PointRecord, call: str) -> dict[str, float]:
+def work_of(call: Call) -> dict[str, float]:
     """Return the least work of a call by resource."""
-    prefix = f"{call} work "
-    return {
-        name.removeprefix(prefix): float(value)
-        for name, value in point.facts.items()
-        if name.startswith(prefix) and isinstance(value, (int, float)) and value > 0
-    }
+    return {name: amount for name, amount in call.work.amounts.items() if amount > 0} if call.work else {}
 
 
-def peaks_of(point: PointRecord) -> dict[str, float]:
-    """Return the peak rates of the device by resource, a second."""
-    peaks = [one for one in point.measurements if one.metric == "peak-rate" and one.median > 0]
-    return {one.labels["resource"]: one.median for one in peaks if "resource" in one.labels}
-
-
-def roofline_bound(amounts: dict[str, float], peaks: dict[str, float]) -> tuple[float, str] | None:
+def roofline_bound(amounts: Mapping[str, float], peaks: Mapping[str, float]) -> tuple[float, str] | None:
     """Return the least milliseconds of `amounts` and the resource that sets them; None without peak rates."""
-    times = {name: amounts[name] / peak * 1e3 for name, peak in peaks.items() if name in amounts}
-    if not times:
-        return None
-    slowest = max(times, key=lambda name: times[name])
-    return times[slowest], slowest
+    times = [(amounts[name] / peak * 1e3, name) for name, peak in peaks.items() if name in amounts]
+    return max(times, key=lambda one: one[0], default=None)
 
 
-def terms(part: BenchPlan, point: PointRecord[BenchPoint]) -> ComparisonTerms:
+def terms(part: BenchPlan, point: MeasuredPoint[BenchPoint, BenchResult]) -> ComparisonTerms:
     """Return what a case is compared by: what ran, its settings, and what its device can do."""
-    kernels = {
-        f"{name.removeprefix('version of ')} {value}"
-        for name, value in point.facts.items()
-        if name.startswith("version of ")
-    }
+    calls = point.result.calls
+    kernels = {f"{one.name} {one.version}" for call in calls for one in (call.ours, *call.baselines)}
     case = point.part.settings
     texts = {
         name: ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -242,7 +155,7 @@ def terms(part: BenchPlan, point: PointRecord[BenchPoint]) -> ComparisonTerms:
         **{f"settings.{name}": value for name, value in texts.items()},
         **{f"bench.{name}": value for name, value in flat(part.bench).items()},
         # Three digits: the last ones of a measurement differ in every run.
-        **{f"peak rate {name}": f"{value:.3g}/s" for name, value in peaks_of(point).items()},
+        **{f"peak rate {one.resource}": f"{one.rate:.3g}/s" for one in point.result.peak_rates},
     }
     return ComparisonTerms(
         settings=settings, premises=(Premise(values=case, otherwise="other settings of the case"),)

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from twinrun.foundation.text import TERA, number, percent
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.vendor import Gpu
-from twinrun.protocol.bench import COPY
+from twinrun.protocol.bench import COPY, BenchResult, Call
 from twinrun.protocol.measurements import Measurement
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchTables, Figure
-from twinrun.workloads.bench.numbers import bus_bandwidth, peaks_of, work_of
+from twinrun.workloads.bench.numbers import bus_bandwidth, work_of
 from twinrun.workloads.tables_and_charts import (
     Bar,
     BarChart,
@@ -27,16 +27,16 @@ from twinrun.workloads.tables_and_charts import (
     measured,
     text,
 )
-from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordView
+from twinrun.workloads.workload import MeasuredPoint, Overview, PictureContext, RecordView
 
 # A call whose least time is shorter measures the launch, not the kernel.
 LEAST_MILLISECONDS = 0.005
 COLUMNS = ("ours\nms", "baseline\nms", "times\nas fast", "GB/s,\nof a copy", "bound ms,\nof bound", "error")
 
 
-def calls_of(point: PointRecord) -> list[str]:
+def calls_of(point: MeasuredPoint) -> list[str]:
     """Return the names of the calls of a point, in their order."""
-    return list(dict.fromkeys(one.labels["call"] for one in point.measurements if "call" in one.labels))
+    return [one.name for one in point.result.calls]
 
 
 def show(record: RecordView[BenchPlan, BenchPoint]) -> tuple[Table, ...]:
@@ -59,7 +59,7 @@ def overview(records: Sequence[RecordView], drawn: PictureContext[BenchTables]) 
     return Overview(charts=tuple(found))
 
 
-def _point_table(point: PointRecord) -> Table:
+def _point_table(point: MeasuredPoint) -> Table:
     """Return a row for each call of a case."""
     return Table(
         title=f"{point.id}: medians of {point.devices} device{'' if point.devices == 1 else 's'}",
@@ -69,7 +69,7 @@ def _point_table(point: PointRecord) -> Table:
     )
 
 
-def _row(point: PointRecord, name: str) -> tuple[Cell, ...]:
+def _row(point: MeasuredPoint, name: str) -> tuple[Cell, ...]:
     baselines = [one for one in point.measurements if one.metric == "time" and one.id.startswith(f"{name}@")]
     speedups = [one for one in point.measurements if one.id.startswith(f"{name}/speedup@")]
     bandwidth, bound = point.measurement(f"{name}/bandwidth"), point.measurement(f"{name}/roofline-time")
@@ -99,24 +99,28 @@ def _share(found: Measurement | None) -> str:
     return percent(found.median) if found else ""
 
 
-def _notes(point: PointRecord) -> tuple[str, ...]:
-    versions = [
-        f"{name.removeprefix('version of ')} {value}"
-        for name, value in point.facts.items()
-        if name.startswith("version of ")
-    ]
-    absent = dict.fromkeys(
-        f"no baseline: {value}" for name, value in point.facts.items() if " without " in name
+def _notes(point: MeasuredPoint[BenchPoint, BenchResult]) -> tuple[str, ...]:
+    calls = point.result.calls
+    versions = dict.fromkeys(
+        f"{one.name} {one.version}" for call in calls for one in (call.ours, *call.baselines)
     )
+    absent = dict.fromkeys(f"no baseline: {why}" for call in calls for why in call.absent.values())
     peaks = [
-        f"{name}: {number(value / TERA)} T{'B' if name == COPY else ''}/s,"
-        f" {point.facts[f'peak rate of {name}']}"
-        for name, value in peaks_of(point).items()
+        f"{one.resource}: {number(one.rate / TERA)} T{'B' if one.resource == COPY else ''}/s, {one.how}"
+        for one in point.result.peak_rates
     ]
     return (", ".join(versions), *absent, *peaks)
 
 
-def _chosen(point: PointRecord, figure: Figure) -> list[Measurement]:
+def _call(point: MeasuredPoint[BenchPoint, BenchResult], name: str) -> Call | None:
+    return next((one for one in point.result.calls if one.name == name), None)
+
+
+def _peaks(point: MeasuredPoint[BenchPoint, BenchResult]) -> dict[str, float]:
+    return {one.resource: one.rate for one in point.result.peak_rates}
+
+
+def _chosen(point: MeasuredPoint, figure: Figure) -> list[Measurement]:
     """Return the measurements of a point that a figure draws."""
     return [
         one
@@ -147,9 +151,8 @@ def _bars(
             ]
             for record, point in points:
                 bars += _measured_bars(figure, group, record, point, several=len(points) > 1)
-            title = next(
-                (str(point.facts.get(f"{name} title")) for _, point in points for name in names), case
-            )
+            calls = (_call(point, name) for _, point in points for name in names)
+            title = next((call.title for call in calls if call), case)
             yield BarChart(
                 name="-".join(
                     ["bars", *group, "".join(letter if letter.isalnum() else "-" for letter in case)]
@@ -179,7 +182,7 @@ def _published_bar(claim: Claim, gpus: dict[str, Gpu]) -> Bar:
 
 
 def _measured_bars(
-    figure: Figure, group: tuple[str, ...], record: RecordView, point: PointRecord, *, several: bool
+    figure: Figure, group: tuple[str, ...], record: RecordView, point: MeasuredPoint, *, several: bool
 ) -> Iterator[Bar]:
     where = f"{record.gpu.name.split()[1] if record.gpu else 'here'} " if several else ""
     for one in _chosen(point, figure):
@@ -188,7 +191,9 @@ def _measured_bars(
         ours = one.id == one.labels["call"]
         what = ", ".join(filter(None, (one.labels.get(name, "") for name in figure.series)))
         who = "ours" if ours else one.labels["implementation"]
-        version = point.facts.get(f"version of {one.labels['implementation']}")
+        call = _call(point, one.labels["call"])
+        made = (call.ours, *call.baselines) if call else ()
+        version = next((by.version for by in made if by.name == one.labels["implementation"]), "")
         yield Bar(
             label=f"{where}{who} {what}",
             kind="measured" if ours else "baseline",
@@ -200,7 +205,8 @@ def _measured_bars(
         )
         if ours and figure.metric == "time" and (bound := point.measurement(f"{one.id}/roofline-time")):
             value = bound.median
-            detail = f"{point.facts.get(f'{one.id} work formula')}, set by {bound.labels['resource']}"
+            formula = call.work.formula if call and call.work else ""
+            detail = f"{formula}, set by {bound.labels['resource']}"
             yield Bar(
                 label=f"{where}bound {what}", kind="bound", value=value, low=value, high=value, detail=detail
             )
@@ -276,7 +282,7 @@ def _in_common(figure: Figure, drawn: PictureContext[BenchTables]) -> Iterator[s
             yield f"{name} {values.pop()}"
 
 
-def _baselines(point: PointRecord, figure: Figure) -> list[Measurement]:
+def _baselines(point: MeasuredPoint, figure: Figure) -> list[Measurement]:
     """Return the bus bandwidth of each baseline once, though it was timed beside every call of ours."""
     found: dict[tuple[str, ...], Measurement] = {}
     for ours in _chosen(point, figure) if figure.metric == "bus-bandwidth" else ():
@@ -284,7 +290,8 @@ def _baselines(point: PointRecord, figure: Figure) -> list[Measurement]:
             if time.metric == "time" and time.id.startswith(f"{ours.labels['call']}@"):
                 # Without the labels of a series, which tell calls of ours apart.
                 labels = {name: time.labels.get(name, "") for name in (*figure.each, "implementation")}
-                bandwidth = bus_bandwidth(point, time)
+                call = _call(point, ours.labels["call"])
+                bandwidth = bus_bandwidth(call, time) if call else None
                 assert bandwidth is not None
                 found.setdefault(tuple(labels.values()), bandwidth.model_copy(update={"labels": labels}))
     return list(found.values())
@@ -300,7 +307,7 @@ def _told_apart(records: Sequence[RecordView]) -> dict[str, str]:
 
 
 def _series_label(
-    figure: Figure, point: PointRecord, one: Measurement, silent: Mapping[str, str | None]
+    figure: Figure, point: MeasuredPoint, one: Measurement, silent: Mapping[str, str | None]
 ) -> str:
     """Return what follows the record's label, without values that names of calls leave out too."""
     values = [one.labels.get(name, "") for name in figure.series if one.labels.get(name) != silent[name]]
@@ -308,7 +315,7 @@ def _series_label(
     return "".join(f", {part}" for part in (*values, one.labels["implementation"], devices) if part)
 
 
-def _over(figure: Figure, point: PointRecord[BenchPoint], one: Measurement) -> Spot:
+def _over(figure: Figure, point: MeasuredPoint[BenchPoint], one: Measurement) -> Spot:
     value = point.part.settings.get(str(figure.over))
     x = float(value) if isinstance(value, int) else 0.0
     return Spot(x=x, value=one.median, low=one.low, high=one.high)
@@ -316,26 +323,21 @@ def _over(figure: Figure, point: PointRecord[BenchPoint], one: Measurement) -> S
 
 def _roofline(figure: Figure, record: RecordView, place: int) -> RooflineChart | None:
     """Return the calls of a record under the peak rates of its device; None where either is unknown."""
-    point = next((one for one in record.points if COPY in peaks_of(one) and len(peaks_of(one)) > 1), None)
+    point = next((one for one in record.points if COPY in _peaks(one) and len(_peaks(one)) > 1), None)
     if point is None:
         return None
-    peaks = peaks_of(point)
+    peaks = _peaks(point)
     others = [name for name in peaks if name != COPY]
-    resource = max(
-        others, key=lambda name: sum(work_of(point, call).get(name, 0.0) for call in calls_of(point))
-    )
+    resource = max(others, key=lambda name: sum(work_of(call).get(name, 0.0) for call in point.result.calls))
     spots = tuple(
         spot
         for one in record.points
-        for name in calls_of(one)
-        if (spot := _roofline_spot(figure, one, name, resource))
+        for call in one.result.calls
+        if (spot := _roofline_spot(figure, one, call, resource))
     )
     if not spots:
         return None
-    hows = [
-        f"{name}: {number(rate / TERA)} T/s, {point.facts[f'peak rate of {name}']}."
-        for name, rate in peaks.items()
-    ]
+    hows = [f"{one.resource}: {number(one.rate / TERA)} T/s, {one.how}." for one in point.result.peak_rates]
     shortest = f"{LEAST_MILLISECONDS * 1e3:.0f} µs"
     return RooflineChart(
         name=f"roofline-{place}",
@@ -352,9 +354,9 @@ def _roofline(figure: Figure, record: RecordView, place: int) -> RooflineChart |
     )
 
 
-def _roofline_spot(figure: Figure, point: PointRecord, name: str, resource: str) -> RooflineSpot | None:
+def _roofline_spot(figure: Figure, point: MeasuredPoint, call: Call, resource: str) -> RooflineSpot | None:
+    name, work = call.name, work_of(call)
     ours, bound = point.measurement(name), point.measurement(f"{name}/roofline-time")
-    work = work_of(point, name)
     if (
         ours is None
         or bound is None
@@ -367,7 +369,7 @@ def _roofline_spot(figure: Figure, point: PointRecord, name: str, resource: str)
     theirs = next((one for one in point.measurements if one.id.startswith(f"{name}@")), None)
     done = work[resource] * 1e3
     return RooflineSpot(
-        label=str(point.facts.get(f"{name} title", name)),
+        label=call.title,
         intensity=work[resource] / work[COPY],
         ours=done / ours.median,
         baseline=done / theirs.median if theirs else None,

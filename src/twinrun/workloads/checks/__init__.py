@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from twinrun.protocol.checks import ChecksResult
-from twinrun.workloads.checks import plan, report
-from twinrun.workloads.checks.account import ACCOUNT
+from twinrun.workloads.checks import plan, report, rules
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables
 from twinrun.workloads.settings import PointSettings, factor
 from twinrun.workloads.workload import Overview, Workload
@@ -17,7 +16,6 @@ WORKLOAD = Workload(
     result=ChecksResult,
     headline=(plan.PASSED,),
     factors=(factor("checks", "none", "none", "other checks"),),
-    account=ACCOUNT,
     smaller="name fewer checks with --set only=",
     timed=False,
     check=plan.check,
@@ -26,8 +24,8 @@ WORKLOAD = Workload(
     settings=PointSettings(of=plan.settings, as_written=plan.as_written),
     job=plan.job,
     progress=plan.progress,
-    numbers=plan.measured,
-    derived=plan.derived,
+    numbers=plan.numbers,
+    rules=rules.rules,
     terms=plan.terms,
     show=report.show,
     overview=lambda _records, _context: Overview(),

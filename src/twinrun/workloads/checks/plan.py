@@ -10,7 +10,7 @@ from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.checks import CheckLine, ChecksJob, ChecksResult
-from twinrun.protocol.measurements import Measurement, Numbers, sampled
+from twinrun.protocol.measurements import Numbers, single
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables
 from twinrun.workloads.settings import Fingerprint, flat_fields
 from twinrun.workloads.sweep import placements, refuse_demands
@@ -19,11 +19,11 @@ from twinrun.workloads.workload import (
     ComparisonTerms,
     DataRequest,
     Demand,
+    MeasuredPoint,
     PlanDescription,
     PlanRequest,
     Point,
     PointDescription,
-    PointRecord,
     Progress,
     Run,
     WorkloadPlan,
@@ -118,19 +118,13 @@ def progress(line: bytes) -> Progress:
     return Progress(done=0, status=f"{check.id}: {check.outcome}")
 
 
-def measured(_part: ChecksPlan, _point: Point[ChecksPoint], result: ChecksResult) -> Numbers:
-    """Return the outcomes of the checks."""
-    return Numbers(checks=result.checks, facts={"device name": result.device_name})
+def numbers(_part: ChecksPlan, _point: Point[ChecksPoint], result: ChecksResult, _gpu: Gpu | None) -> Numbers:
+    """Return the outcomes of the checks, and the share of them that passed."""
+    passed = sum(one.outcome == "pass" for one in result.checks)
+    found = (single(PASSED, passed / len(result.checks), "ratio"),) if result.checks else ()
+    return Numbers(measurements=found, checks=result.checks)
 
 
-def derived(_part: ChecksPlan, point: PointRecord[ChecksPoint], _gpu: Gpu | None) -> tuple[Measurement, ...]:
-    """Return the share of the checks that passed."""
-    if not point.checks:
-        return ()
-    share = sum(one.outcome == "pass" for one in point.checks) / len(point.checks)
-    return (sampled(PASSED, [share], metric=PASSED, unit="ratio", per="run"),)
-
-
-def terms(part: ChecksPlan, _point: PointRecord[ChecksPoint]) -> ComparisonTerms:
+def terms(part: ChecksPlan, _point: MeasuredPoint[ChecksPoint, ChecksResult]) -> ComparisonTerms:
     """Return which checks ran."""
     return ComparisonTerms(settings={"checks": ", ".join(one.id for one in part.checks)})

@@ -8,7 +8,7 @@ from twinrun.foundation.text import plural
 from twinrun.protocol.checks import failed_nodes
 from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint
 from twinrun.workloads.tables_and_charts import ABSENT, Cell, Column, Table, text
-from twinrun.workloads.workload import PointRecord, RecordView
+from twinrun.workloads.workload import MeasuredPoint, RecordView
 
 SIGNS = {"pass": "✓ pass", "fail": "✗ fail", "unknown": "? unknown"}
 # Of several outcomes of one check on one node the first counts.
@@ -25,7 +25,7 @@ def show(record: RecordView[ChecksPlan, ChecksPoint]) -> tuple[Table, ...]:
     )
 
 
-def _summary(part: ChecksPlan, point: PointRecord) -> Table:
+def _summary(part: ChecksPlan, point: MeasuredPoint) -> Table:
     """Return a row a check, and in the title which of them failed and where."""
     rows, failed = [], []
     for spec in part.checks:
@@ -48,7 +48,7 @@ def _summary(part: ChecksPlan, point: PointRecord) -> Table:
     )
 
 
-def _outcomes(point: PointRecord) -> Table:
+def _outcomes(point: MeasuredPoint) -> Table:
     counts = Counter(one.outcome for one in point.checks)
     columns = ("check", "outcome", "place", "reason", "remedy")
     return Table(
@@ -67,7 +67,7 @@ def _outcomes(point: PointRecord) -> Table:
     )
 
 
-def _grid(point: PointRecord) -> Table:
+def _grid(point: MeasuredPoint) -> Table:
     names = list(dict.fromkeys(one.id for one in point.checks))
     nodes = failed_nodes(point.checks)
     hosts = list(dict.fromkeys((*point.hosts, *nodes)))
@@ -82,7 +82,7 @@ def _grid(point: PointRecord) -> Table:
     )
 
 
-def _cell(point: PointRecord, name: str, node: str) -> Cell:
+def _cell(point: MeasuredPoint, name: str, node: str) -> Cell:
     """Return the worst outcome of a check at a node, its devices included."""
     found = [
         one.outcome

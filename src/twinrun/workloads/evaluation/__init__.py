@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from twinrun.protocol.evaluation import EvaluationResult
-from twinrun.workloads.evaluation import numbers, plan, report
-from twinrun.workloads.evaluation.account import ACCOUNT
+from twinrun.workloads.evaluation import numbers, plan, report, rules
 from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint, EvaluationTables
 from twinrun.workloads.settings import PointSettings
 from twinrun.workloads.workload import Workload
@@ -18,7 +17,6 @@ WORKLOAD = Workload(
     module="twinrun.train.evaluation",
     headline=("score",),
     factors=numbers.FACTORS,
-    account=ACCOUNT,
     smaller="choose a smaller model, or --set training.microbatch=1 and --set batch=1",
     saves=True,
     timed=False,
@@ -28,8 +26,8 @@ WORKLOAD = Workload(
     settings=PointSettings(of=plan.settings, as_written=plan.as_written),
     job=plan.job,
     progress=numbers.progress,
-    numbers=numbers.measured,
-    derived=numbers.derived,
+    numbers=numbers.numbers,
+    rules=rules.rules,
     terms=numbers.terms,
     show=report.show,
     overview=report.overview,

@@ -211,7 +211,6 @@ def _with_training(
                 steps=training.steps,
                 rising_steps=training.optimizer.warmup_steps or 0,
                 vocabulary=shape.vocabulary,
-                expected={"parameters": (shape.parameters(),)},
             )
             for point in points
         },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from twinrun.protocol.evaluation import MEAN
+from twinrun.protocol.evaluation import MEAN, TaskScore
 from twinrun.protocol.measurements import Measurement
 from twinrun.protocol.model_source import in_words
 from twinrun.workloads.curve_charts import distance_in_words, series_chart
@@ -21,7 +21,7 @@ from twinrun.workloads.tables_and_charts import (
     Table,
     text,
 )
-from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordView
+from twinrun.workloads.workload import MeasuredPoint, Overview, PictureContext, RecordView
 
 RULES = ("none", "per-character", "per-byte", "per-token")
 COLUMNS = (
@@ -40,37 +40,36 @@ def show(record: RecordView[EvaluationPlan, EvaluationPoint]) -> tuple[Table, ..
 
 
 def _scores(
-    record: RecordView[EvaluationPlan, EvaluationPoint], point: PointRecord[EvaluationPoint]
+    record: RecordView[EvaluationPlan, EvaluationPoint], point: MeasuredPoint[EvaluationPoint]
 ) -> Table:
-    names = [one.name for one in record.part.tasks]
-    rows = [_row(point, name) for name in names]
+    rows = [_row(point, one) for one in point.result.models[-1].tasks]
     mean = (text("mean of the tasks"), _score(point, MEAN), *(text(ABSENT) for _ in range(len(COLUMNS) - 2)))
     return Table(
         title=f"{point.id}: share of right answers, and its standard error",
         columns=COLUMNS,
         rows=(*rows, mean),
         notes=(
-            f"harness: {point.facts['harness']}, {record.part.evaluation.shots} shots",
+            f"harness: {point.result.harness}, {record.part.evaluation.shots} shots",
             *(f"model: {in_words(given)}" for given in (record.part.given,) if given),
-            f"{point.facts['parameters']:,} parameters, sha256 {point.facts['weights sha256']}",
+            f"{point.result.models[-1].parameters:,} parameters, sha256 {point.result.models[-1].sha256}",
             "rule: what the log-likelihood of an answer is divided by before the largest is taken",
         ),
     )
 
 
-def _row(point: PointRecord, name: str) -> tuple[Cell, ...]:
-    rule = str(point.facts[f"rule of {name}"])
+def _row(point: MeasuredPoint, task: TaskScore) -> tuple[Cell, ...]:
+    name, rule = task.task, task.rule
     others = (text(_points(point.measurement(name if one == rule else f"{name}@{one}"))) for one in RULES)
     return (
         text(name),
         _score(point, name),
         text(rule),
         *others,
-        text(str(point.facts[f"documents of {name}"])),
+        text(str(task.documents)),
     )
 
 
-def _score(point: PointRecord, name: str) -> Cell:
+def _score(point: MeasuredPoint, name: str) -> Cell:
     error = point.measurement(f"{name}/error")
     return text(_points(point.measurement(name)), f"±{error.median:.3f}" if error else "")
 
@@ -80,7 +79,7 @@ def _points(found: Measurement | None) -> str:
 
 
 def _steps(
-    record: RecordView[EvaluationPlan, EvaluationPoint], point: PointRecord[EvaluationPoint]
+    record: RecordView[EvaluationPlan, EvaluationPoint], point: MeasuredPoint[EvaluationPoint]
 ) -> tuple[Table, ...]:
     """Return the scores of every checkpoint, where some were scored before the last."""
     steps = _scored(record, point)
@@ -96,15 +95,15 @@ def _steps(
                 for step, suffix in steps.items()
             ),
             notes=tuple(
-                f"checkpoint after step {step}: sha256 {point.facts[f'checkpoint sha256{at}']}"
-                for step, at in ((step, f" at step {step}" if end else "") for step, end in steps.items())
+                f"checkpoint after step {one.step}: sha256 {one.checkpoint_sha256}"
+                for one in point.result.models
             ),
         ),
     )
 
 
 def _scored(
-    record: RecordView[EvaluationPlan, EvaluationPoint], point: PointRecord[EvaluationPoint]
+    record: RecordView[EvaluationPlan, EvaluationPoint], point: MeasuredPoint[EvaluationPoint]
 ) -> dict[int, str]:
     """Return the steps after which the model was scored, each with what ends the names of its numbers."""
     if record.part.given:
@@ -142,7 +141,7 @@ def _charts(record: RecordView[EvaluationPlan, EvaluationPoint]) -> Iterator[Cha
 
 def _scores_chart(
     record: RecordView[EvaluationPlan, EvaluationPoint],
-    point: PointRecord[EvaluationPoint],
+    point: MeasuredPoint[EvaluationPoint],
     steps: dict[int, str],
 ) -> LineChart:
     curves = tuple(
@@ -166,7 +165,7 @@ def _scores_chart(
     )
 
 
-def _spot(point: PointRecord[EvaluationPoint], step: int, name: str) -> Spot:
+def _spot(point: MeasuredPoint[EvaluationPoint], step: int, name: str) -> Spot:
     score, error = point.measurement(name), point.measurement(f"{name}/error")
     assert score is not None
     assert error is not None, "each score has its error"

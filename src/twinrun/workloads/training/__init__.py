@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from twinrun.protocol.training import TrainingResult
 from twinrun.workloads.settings import PointSettings
-from twinrun.workloads.training import comparison, numbers, plan, report
-from twinrun.workloads.training.account import ACCOUNT
+from twinrun.workloads.training import comparison, numbers, plan, report, rules
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
 from twinrun.workloads.workload import Workload
 
@@ -18,7 +17,6 @@ WORKLOAD = Workload(
     module="twinrun.train.training",
     headline=("model-flops-share", "tokens-per-second"),
     factors=comparison.FACTORS,
-    account=ACCOUNT,
     smaller="choose a smaller model, --set activation_checkpointing=true, or --set microbatch=1",
     saves=True,
     timed=True,
@@ -28,8 +26,8 @@ WORKLOAD = Workload(
     settings=PointSettings(of=plan.settings, as_written=plan.as_written),
     job=plan.job,
     progress=numbers.progress,
-    numbers=numbers.measured,
-    derived=numbers.derived,
+    numbers=numbers.numbers,
+    rules=rules.rules,
     terms=comparison.terms,
     show=report.show,
     overview=report.overview,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from twinrun.workloads.curve_distance import ORDER, WEIGHTS
+from twinrun.workloads.curve_distance import DATA, ORDER
 from twinrun.workloads.settings import factor, flat
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
-from twinrun.workloads.training.numbers import CONTROL, WEIGHTS_FACT
-from twinrun.workloads.workload import ComparisonTerms, ControlledCurve, PointRecord, Premise
+from twinrun.workloads.training.numbers import CONTROL
+from twinrun.workloads.workload import ComparisonTerms, ControlledCurve, MeasuredPoint, Premise
 
 # Largest difference of two kinds of hardware at the first step: 1, 2 and 4 H200s are by up to 3e-4 in bf16.
 ROUNDING = {"fp32": 1e-6, "bf16": 1e-3}
@@ -48,9 +48,9 @@ FACTORS = (
 )
 
 
-def terms(part: TrainingPlan, point: PointRecord[TrainingPoint]) -> ComparisonTerms:
+def terms(part: TrainingPlan, point: MeasuredPoint[TrainingPoint]) -> ComparisonTerms:
     """Return what a training point is compared by."""
-    data, order = ({name: point.facts.get(name)} for name in ("data hash", ORDER))
+    data, order = ({name: point.digests.get(name)} for name in (DATA, ORDER))
     losses = loss_of(part, point)
     return ComparisonTerms(
         settings=_settings(part, point),
@@ -63,13 +63,16 @@ def terms(part: TrainingPlan, point: PointRecord[TrainingPoint]) -> ComparisonTe
     )
 
 
-def _settings(part: TrainingPlan, point: PointRecord[TrainingPoint]) -> dict[str, str]:
+def _settings(part: TrainingPlan, point: MeasuredPoint[TrainingPoint]) -> dict[str, str]:
     """Return by name what may change the numbers of a point."""
-    named = ("microbatch", "attention backend", "parallelism", "data hash", ORDER)
-    layout = point.part.layout
+    layout, result = point.part.layout, point.result
     return {
         "model": part.training.model,
-        **{name: str(point.facts.get(name)) for name in named},
+        "microbatch": str(result.microbatch),
+        "attention backend": result.attention_backend,
+        "parallelism": result.parallelism,
+        "data hash": result.data_hash,
+        ORDER: result.order_hash,
         **{f"shape.{name}": value for name, value in flat(part.shape).items()},
         **{f"training.{name}": value for name, value in flat(part.training).items() if name != "model"},
         **{f"data.{name}": value for name, value in flat(part.data).items()},
@@ -77,7 +80,7 @@ def _settings(part: TrainingPlan, point: PointRecord[TrainingPoint]) -> dict[str
     }
 
 
-def loss_of(part: TrainingPlan, point: PointRecord[TrainingPoint]) -> ControlledCurve | None:
+def loss_of(part: TrainingPlan, point: MeasuredPoint[TrainingPoint]) -> ControlledCurve | None:
     """Return the losses of a point with all that decides them; None where it has none that can be judged."""
     found = point.one_series("loss")
     precision = part.training.precision
@@ -88,7 +91,7 @@ def loss_of(part: TrainingPlan, point: PointRecord[TrainingPoint]) -> Controlled
         values=found.values,
         controls=tuple(one.values for one in point.series if one.id.startswith(CONTROL)),
         configuration=mathematics(part),
-        origins=origins(point),
+        origins=dict(point.digests),
         arithmetic=precision,
         rounding=ROUNDING[precision],
     )
@@ -98,9 +101,3 @@ def mathematics(part: TrainingPlan) -> dict[str, str]:
     """Return the settings that decide the loss, rounding aside."""
     training = {name: value for name, value in flat(part.training).items() if name not in ROUNDING_ONLY}
     return training | {f"shape.{name}": value for name, value in flat(part.shape).items()}
-
-
-def origins(point: PointRecord) -> dict[str, str]:
-    """Return the digests of what the curve of a point follows from, as far as they were recorded."""
-    facts = {WEIGHTS: WEIGHTS_FACT, "data": "data hash", ORDER: ORDER}
-    return {name: str(point.facts[fact]) for name, fact in facts.items() if fact in point.facts}

@@ -10,7 +10,7 @@ from twinrun.protocol.measurements import Measurement
 from twinrun.workloads.curve_distance import largest_difference, values_of
 from twinrun.workloads.tables_and_charts import ABSENT, Cell, Column, Table, measured, text
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
-from twinrun.workloads.workload import PointRecord, RecordView
+from twinrun.workloads.workload import MeasuredPoint, RecordView
 
 COLUMNS = (
     Column(title="layout", numeric=False),
@@ -35,13 +35,13 @@ def layout_tables(record: RecordView[TrainingPlan, TrainingPoint]) -> tuple[Tabl
 
 
 def baseline_of(
-    point: PointRecord[TrainingPoint], points: Sequence[PointRecord[TrainingPoint]]
-) -> PointRecord[TrainingPoint] | None:
+    point: MeasuredPoint[TrainingPoint], points: Sequence[MeasuredPoint[TrainingPoint]]
+) -> MeasuredPoint[TrainingPoint] | None:
     """Return the first point in PyTorch's own data parallelism that trains the same model."""
     return next((one for one in points if _is_plain(one) and one.part.shape == point.part.shape), None)
 
 
-def _of_layouts(points: Sequence[PointRecord[TrainingPoint]]) -> Table:
+def _of_layouts(points: Sequence[MeasuredPoint[TrainingPoint]]) -> Table:
     return Table(
         title="Layouts beside PyTorch's own data parallelism of the same model",
         columns=COLUMNS,
@@ -54,9 +54,9 @@ def _of_layouts(points: Sequence[PointRecord[TrainingPoint]]) -> Table:
     )
 
 
-def _row(point: PointRecord[TrainingPoint], plain: PointRecord[TrainingPoint] | None) -> tuple[Cell, ...]:
+def _row(point: MeasuredPoint[TrainingPoint], plain: MeasuredPoint[TrainingPoint] | None) -> tuple[Cell, ...]:
     return (
-        text(point.id, str(point.facts["parallelism"])),
+        text(point.id, point.result.parallelism),
         text(str(point.devices)),
         text(_ratio(point, plain, "tokens-per-second")),
         text(_apart(point, plain)),
@@ -68,7 +68,7 @@ def _row(point: PointRecord[TrainingPoint], plain: PointRecord[TrainingPoint] | 
     )
 
 
-def _of_pairs(points: Sequence[PointRecord[TrainingPoint]]) -> Table:
+def _of_pairs(points: Sequence[MeasuredPoint[TrainingPoint]]) -> Table:
     rows = tuple((text(one), *(_pair(one, other, points) for other in FEATURES)) for one in FEATURES)
     return Table(
         title="What was used together: the layouts that have both, or why DeepSpeed refuses it",
@@ -78,7 +78,7 @@ def _of_pairs(points: Sequence[PointRecord[TrainingPoint]]) -> Table:
     )
 
 
-def _pair(one: str, other: str, points: Sequence[PointRecord[TrainingPoint]]) -> Cell:
+def _pair(one: str, other: str, points: Sequence[MeasuredPoint[TrainingPoint]]) -> Cell:
     if one != other and one.startswith("ZeRO") and other.startswith("ZeRO"):
         return text(ABSENT)
     have = [
@@ -90,7 +90,7 @@ def _pair(one: str, other: str, points: Sequence[PointRecord[TrainingPoint]]) ->
     return text("refused", reason) if reason else text("not tried")
 
 
-def _apart(point: PointRecord[TrainingPoint], plain: PointRecord[TrainingPoint] | None) -> str:
+def _apart(point: MeasuredPoint[TrainingPoint], plain: MeasuredPoint[TrainingPoint] | None) -> str:
     """Return how far the losses of a point are from its baseline's."""
     if plain is None or plain is point:
         return ABSENT
@@ -98,7 +98,7 @@ def _apart(point: PointRecord[TrainingPoint], plain: PointRecord[TrainingPoint] 
     return f"{found:.1e}"
 
 
-def _ratio(point: PointRecord[TrainingPoint], plain: PointRecord[TrainingPoint] | None, name: str) -> str:
+def _ratio(point: MeasuredPoint[TrainingPoint], plain: MeasuredPoint[TrainingPoint] | None, name: str) -> str:
     over, under = (one.measurement(name) if one else None for one in (point, plain))
     return number(over.median / under.median) if over and under and under.median else ABSENT
 
@@ -107,5 +107,5 @@ def _plain(found: Measurement | None) -> str:
     return f"{found.median:.3f}" if found else ABSENT
 
 
-def _is_plain(point: PointRecord[TrainingPoint]) -> bool:
+def _is_plain(point: MeasuredPoint[TrainingPoint]) -> bool:
     return point.part.layout is not None and point.part.layout.plain

@@ -7,36 +7,24 @@ experts over those ranks that have the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from twinrun.foundation.errors import RunError
 from twinrun.foundation.text import GIB, MIB, TERA
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.layout import DEEPSPEED, Layout
-from twinrun.protocol.measurements import Fact, Measurement, Numbers, Series, rate, sampled, scaled
+from twinrun.protocol.measurements import Measurement, Numbers, Series, over_time, single
 from twinrun.protocol.models import ModelShape
-from twinrun.protocol.power import PowerSource
-from twinrun.protocol.training import Reduction, SharedWork, StepMetrics, TrainingResult
+from twinrun.protocol.training import Reduction, SharedWork, Step, StepMetrics, Training, TrainingResult
+from twinrun.workloads.curve_distance import DATA, ORDER, WEIGHTS
 from twinrun.workloads.training.layouts import trained
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
-from twinrun.workloads.workload import Point, PointRecord, Progress
+from twinrun.workloads.workload import Point, Progress
 
 # Master weights and the two moments of Adam, always in fp32.
 OPTIMIZER_BYTES = 12
 # Series with the losses of control runs.
 CONTROL = "control-"
-# Facts that the formulas of ZeRO need.
-COUNTED = (
-    "first rank's parameters",
-    "first rank's expert parameters",
-    "first rank's data ranks",
-    "first rank's expert ranks",
-)
-WEIGHTS_FACT = "initial weights hash"
-SOURCE_FACT = "power source"
 VALIDATION = "validation-loss"
-SERVER_FACT = "data fetched from"
-SAVES_FACT = "training waited for"
 
 
 def progress(line: bytes) -> Progress:
@@ -52,191 +40,107 @@ def progress(line: bytes) -> Progress:
     )
 
 
-def measured(part: TrainingPlan, planned: Point[TrainingPoint], result: TrainingResult) -> Numbers:
-    """Return step time, memory and losses; raises RunError where the ranks trained another model.
+def numbers(
+    part: TrainingPlan, planned: Point[TrainingPoint], result: TrainingResult, gpu: Gpu | None
+) -> Numbers:
+    """Return times, memory, losses and rates of a point.
 
     Steps that another leg has done are in the curve, and not timed here.
     """
-    point = planned.part
-    shape, begin = point.shape or part.shape, point.leg.begin if point.leg else 0
-    expected = shape.parameters()
-    if result.parameters != expected:
-        raise RunError(
-            "the ranks trained another model than was planned",
-            place=result.point,
-            found=f"{result.parameters:,} parameters",
-            allowed=f"{expected:,} by the closed form of `{shape.family}`",
-        )
-    steps = [step for step in result.steps if step.timed and step.step > begin]
-    timed = [step.seconds for step in steps]
+    point, begin = planned.part, planned.part.leg.begin if planned.part.leg else 0
+    timed = [step for step in result.steps if step.timed and step.step > begin]
     curves = {"loss": tuple(step.loss for step in result.steps)}
     curves |= {f"{CONTROL}{number}": curve for number, curve in enumerate(result.controls, start=1)}
-    memory = result.peak_memory_bytes / GIB
+    training, shape = trained(part.training, point.layout), point.shape or part.shape
     return Numbers(
         measurements=(
-            sampled("step-time", timed, metric="step-time", unit="s", per="run"),
-            sampled("peak-memory", [memory], metric="peak-memory", unit="GiB", per="device"),
-            *(_shared(result.shared) if result.shared else ()),
-            *_power(steps),
-            *_validated(result.validation),
-            *result.reported,
+            *of_training(training, shape, timed, gpu, devices=planned.world_size),
+            single("peak-memory", result.peak_memory_bytes / GIB, "GiB", per="device"),
+            *(_shared(result.shared, planned, part.training, result) if result.shared else ()),
+            *(single(f"{VALIDATION}@{step}", loss, "nats/token") for step, loss in result.validation),
+            *(
+                single(one.metric, one.value, training.reports.get(one.metric, "ratio"), per=one.per)
+                for one in result.reported
+            ),
+            *(single("loss", loss, "nats/token") for loss in curves["loss"][-1:]),
         ),
         series=tuple(
             Series(id=name, metric="loss", unit="nats/token", per="run", values=values)
             for name, values in curves.items()
         ),
-        facts={
-            "microbatch": result.microbatch,
-            "parameters": result.parameters,
-            "parallelism": result.parallelism,
-            "attention backend": result.attention_backend,
-            "device name": result.device_name,
-            "warm-up steps": len(result.steps) - begin - len(timed),
-            "data hash": result.data_hash,
-            **({SERVER_FACT: result.data_server} if result.data_server else {}),
-            "order hash": result.order_hash,
-            **({"fp8 recipe": result.fp8_recipe} if result.fp8_recipe else {}),
-            **_power_facts(result.power, steps),
-            **({SAVES_FACT: _saves(result.blocked_seconds)} if result.blocked_seconds else {}),
-            **(_facts(result.shared) if result.shared else {}),
-            **({WEIGHTS_FACT: result.weights_hash} if result.weights_hash else {}),
-            **{f"changes to {framework}": change for framework, change in result.changes.items()},
-        },
+        digests=digests_of(result),
     )
 
 
-def _shared(shared: SharedWork) -> Iterator[Measurement]:
-    """Yield what the first rank of a layout holds and sends, for each parameter that it has."""
-    count = shared.parameters + shared.expert_parameters
-    state, host = shared.state_bytes / count, shared.host_state_bytes / count
-    unit, sent = "B/parameter", shared.sent_elements / count
-    yield sampled("state-memory", [state], metric="state-memory", unit=unit, per="device")
-    yield sampled("state-on-host", [host], metric="state-memory", unit=unit, per="device")
-    yield sampled("traffic", [sent], metric="traffic", unit="number/parameter", per="device")
-    mib = shared.sent_bytes / MIB
-    yield sampled("traffic-bytes", [mib], metric="traffic-bytes", unit="MiB", per="device")
+def digests_of(result: TrainingResult) -> dict[str, str]:
+    """Return what two trainings of one experiment have in common."""
+    found = {DATA: result.data_hash, ORDER: result.order_hash, WEIGHTS: result.weights_hash}
+    return {name: value for name, value in found.items() if value}
 
 
-def _validated(losses: Sequence[tuple[int, float]]) -> Iterator[Measurement]:
-    """Yield each validation loss, called by the step that it was taken after."""
-    for step, loss in losses:
-        yield sampled(f"{VALIDATION}@{step}", [loss], metric=VALIDATION, unit="nats/token", per="run")
+def of_training(
+    training: Training, shape: ModelShape, timed: Sequence[Step], gpu: Gpu | None, *, devices: int
+) -> Iterator[Measurement]:
+    """Yield what follows from the timed steps.
 
-
-def _saves(seconds: Sequence[float]) -> str:
-    return f"{len(seconds)} saves, {max(seconds):.3g} s the longest, {sum(seconds):.3g} s in all"
-
-
-def _power(steps: Sequence[StepMetrics]) -> Iterator[Measurement]:
-    """Yield the mean power of a device over the timed steps that have one, longer steps counting more."""
-    read = [(step.watts, step.seconds) for step in steps if step.watts is not None]
-    if read:
-        mean = sum(watts * seconds for watts, seconds in read) / sum(seconds for _, seconds in read)
-        yield sampled("power", [mean], metric="power", unit="W", per="device")
-
-
-def _power_facts(source: PowerSource, steps: Sequence[StepMetrics]) -> dict[str, Fact]:
-    """Return where the power comes from and how often it was sampled, or why there is none."""
-    if source.sensor is None:
-        return {SOURCE_FACT: f"none: {source.reason}"}
-    if all(step.watts is None for step in steps):
-        return {SOURCE_FACT: f"none: {source.sensor} did not say anything for every device"}
-    return {SOURCE_FACT: source.sensor, "power samples per second": source.samples_per_second}
-
-
-def _facts(shared: SharedWork) -> dict[str, Fact]:
-    """Return what the formulas need, and the messages behind a number."""
-    named = ("parameters", "expert_parameters", "data_ranks", "expert_ranks")
-    counts: dict[str, Fact] = {
-        f"first rank's {name.replace('_', ' ')}": getattr(shared, name) for name in named
-    }
-    sent = (f"{name} {count:,.0f}" for name, count in sorted(shared.sent_by_operation.items()))
-    return {**counts, "numbers sent by operation": ", ".join(sent)}
-
-
-def count_of(facts: Mapping[str, Fact], *names: str) -> int | None:
-    """Return the sum of facts that are counts; None where one is absent or none."""
-    found = [facts.get(name) for name in names]
-    counts = [one for one in found if isinstance(one, int) and not isinstance(one, bool) and one >= 0]
-    return sum(counts) if len(counts) == len(names) else None
-
-
-def derived(
-    part: TrainingPlan, point: PointRecord[TrainingPoint], gpu: Gpu | None
-) -> tuple[Measurement, ...]:
-    """Return rates, MFU and last loss of a point.
-
-    The tokens of a step are those of the global batch; a rate is that number over the step's wall
-    time and over the devices, so a slower rank slows every device.
+    The tokens of a step are those of the global batch; a rate is that number over the step's wall time and
+    over the devices, so a slower rank slows every device.
     """
-    found: list[Measurement] = []
-    shape = point.part.shape or part.shape
-    if step_time := point.measurement("step-time"):
-        tokens = part.training.global_batch * shape.sequence / point.devices
-        name = "tokens-per-second"
-        tokens_rate = rate(step_time, tokens, name=name, metric=name, unit="tokens/s", per="device")
-        found += [tokens_rate, *flops_of(tokens_rate, part, point, gpu)]
-        if power := point.measurement("power"):
-            found.append(_per_watt(tokens_rate, power))
-    found += of_formulas(part, point)
-    if (losses := point.one_series("loss")) and losses.values:
-        found.append(sampled("loss", losses.values[-1:], metric="loss", unit="nats/token", per="run"))
-    return tuple(found)
-
-
-def _per_watt(tokens_rate: Measurement, power: Measurement) -> Measurement:
-    name = "tokens-per-second-per-watt"
-    return scaled(tokens_rate, 1 / power.median, name=name, metric=name, unit="tokens/s/W", per="device")
-
-
-def of_formulas(part: TrainingPlan, point: PointRecord[TrainingPoint]) -> Iterator[Measurement]:
-    """Yield what the first rank of a layout holds and sends, over the formulas' values."""
-    planned = point.part
-    if planned.layout is None or point.measurement("state-memory") is None:
+    if not timed:
         return
-    precision = trained(part.training, planned.layout).precision
-    # The account says whatever a record lacks.
-    if any(count_of(point.facts, name) is None for name in (*COUNTED, "microbatch")):
-        return
-    microbatch = count_of(point.facts, "microbatch") or 1
-    microbatches = -(-part.training.global_batch * planned.layout.replicas // point.devices // microbatch)
-    sent = traffic(planned.layout, point.facts, microbatches=microbatches, reduction=part.training.reduction)
-    formulas = (
-        ("state-memory", "state-of-formula", state_bytes(planned.layout, point.facts, precision)),
-        ("traffic", "traffic-of-formula", sent),
-    )
-    for name, metric, value in formulas:
-        base = point.measurement(name)
-        if base and value:
-            yield scaled(base, 1 / value, name=metric, metric=metric, unit="ratio", per="device")
-
-
-def flops_of(
-    tokens_rate: Measurement, part: TrainingPlan, point: PointRecord[TrainingPoint], gpu: Gpu | None
-) -> list[Measurement]:
-    """Return model FLOP/s by each formula of the family and, where the dense peak is known, MFU."""
-    shape = point.part.shape or part.shape
-    precision = trained(part.training, point.part.layout).precision
-    found = []
+    seconds = tuple(step.seconds for step in timed)
+    time = Measurement(id="step-time", metric="step-time", unit="s", per="run", samples=seconds)
+    tokens = training.global_batch * shape.sequence / devices
+    name = "tokens-per-second"
+    tokens_rate = over_time(tokens, time, id=name, metric=name, unit="tokens/s", per="device")
+    yield from (time, tokens_rate)
     for formula, flops in shape.flops_by_formula().items():
-        done = _by_formula(tokens_rate, flops / TERA, shape, formula, metric="model-flops", unit="TFLOP/s")
-        found.append(done)
+        # Of the formula that models are compared by it has the metric's name.
+        end = "" if formula == shape.formula else f"@{formula.partition('/')[2]}"
+        of = {"metric": "model-flops", "unit": "TFLOP/s", "formula": formula}
+        done = tokens_rate.times(flops / TERA, id=f"model-flops{end}", **of)
+        yield done
         # The dense peak of the table is of 16 bits.
-        if gpu is not None and precision not in ("fp32", "fp8"):
-            share = TERA / gpu.device_peak_flops
-            found.append(_by_formula(done, share, shape, formula, metric="model-flops-share", unit="ratio"))
-    return found
+        if gpu is not None and training.precision not in ("fp32", "fp8"):
+            of = {"metric": "model-flops-share", "unit": "ratio"}
+            yield done.times(TERA / gpu.device_peak_flops, id=f"model-flops-share{end}", **of)
+    read = [(step.watts, step.seconds) for step in timed if step.watts is not None]
+    if read:
+        # The mean power of a device; longer steps count more.
+        watts = sum(watts * seconds for watts, seconds in read) / sum(seconds for _, seconds in read)
+        yield single("power", watts, "W", per="device")
+        name = "tokens-per-second-per-watt"
+        yield tokens_rate.times(1 / watts, id=name, metric=name, unit="tokens/s/W")
 
 
-def _by_formula(
-    base: Measurement, factor: float, shape: ModelShape, formula: str, *, metric: str, unit: str
-) -> Measurement:
-    """Return a multiple of `base`; of the formula that models are compared by it has the metric's name."""
-    name = metric if formula == shape.formula else f"{metric}@{formula.partition('/')[2]}"
-    return scaled(base, factor, name=name, metric=metric, unit=unit, per="device", formula=formula)
+def _shared(
+    shared: SharedWork, planned: Point[TrainingPoint], training: Training, result: TrainingResult
+) -> Iterator[Measurement]:
+    """Yield what the first rank of a layout holds and sends, and both over the values of their formulas."""
+    layout, count = planned.part.layout, shared.parameters + shared.expert_parameters
+    unit, host = "B/parameter", shared.host_state_bytes / count
+    state = single("state-memory", shared.state_bytes / count, unit, per="device")
+    sent = single("traffic", shared.sent_elements / count, "number/parameter", per="device")
+    yield from (state, sent)
+    yield state.model_copy(update={"id": "state-on-host", "samples": (host,)})
+    yield single("traffic-bytes", shared.sent_bytes / MIB, "MiB", per="device")
+    if layout is None:
+        return
+    microbatches = -(-training.global_batch * layout.replicas // planned.world_size // result.microbatch)
+    formulas = (
+        (state, "state-of-formula", state_bytes(layout, shared, trained(training, layout).precision)),
+        (
+            sent,
+            "traffic-of-formula",
+            traffic(layout, shared, microbatches=microbatches, reduction=training.reduction),
+        ),
+    )
+    for base, metric, value in formulas:
+        if value:
+            yield base.times(1 / value, id=metric, metric=metric, unit="ratio")
 
 
-def state_bytes(layout: Layout, facts: Mapping[str, Fact], precision: str) -> float | None:
+def state_bytes(layout: Layout, shared: SharedWork, precision: str) -> float:
     """Return the bytes of parameters, gradients and optimizer state for each parameter, between two steps.
 
     With 16-bit parameters 2 + 12 / N and, with parameters and gradients split, 16 / N; fp32 has 4 for
@@ -253,11 +157,11 @@ def state_bytes(layout: Layout, facts: Mapping[str, Fact], precision: str) -> fl
         split = (2 * width if layout.zero == 3 else 0) + OPTIMIZER_BYTES
         return (0 if layout.zero == 3 else width) + split / ranks
 
-    return _mean(facts, per_parameter)
+    return _mean(shared, per_parameter)
 
 
 def traffic(
-    layout: Layout, facts: Mapping[str, Fact], *, microbatches: int, reduction: Reduction = "microbatch"
+    layout: Layout, shared: SharedWork, *, microbatches: int, reduction: Reduction = "microbatch"
 ) -> float | None:
     """Return the numbers that a rank sends in a step for each parameter; None where activations are sent too.
 
@@ -266,21 +170,17 @@ def traffic(
     parameters, ZeRO-2 reduces after each microbatch; ZeRO-3 also gathers parameters in each pass, two of a
     microbatch, and none afterwards. So does FSDP2, which with the reduction `step` gathers and reduces once.
     """
-    if layout.replicas > 1 or layout.experts is not None or facts.get("first rank's expert parameters"):
+    if layout.replicas > 1 or layout.experts is not None or shared.expert_parameters:
         return None
     if layout.sharding == "full":
         messages = 2 if reduction == "step" else 3 * microbatches
     else:
         messages = {0: 2, 1: 2, 2: microbatches + 1, 3: 3 * microbatches}[layout.zero]
-    ranks = int(facts["first rank's data ranks"] or 1)
-    return messages * (ranks - 1) / ranks
+    return messages * (shared.data_ranks - 1) / shared.data_ranks
 
 
-def _mean(facts: Mapping[str, Fact], per_parameter: Callable[[int], float]) -> float:
+def _mean(shared: SharedWork, per_parameter: Callable[[int], float]) -> float:
     """Return the mean over parameters that are no experts' and those of experts, each over their ranks."""
-    total = weighted = 0.0
-    for kind, group in (("parameters", "data ranks"), ("expert parameters", "expert ranks")):
-        count = int(facts[f"first rank's {kind}"] or 0)
-        total += count
-        weighted += count * per_parameter(int(facts[f"first rank's {group}"] or 1))
-    return weighted / total if total else 0.0
+    own = shared.parameters * per_parameter(shared.data_ranks)
+    experts = shared.expert_parameters * per_parameter(shared.expert_ranks)
+    return (own + experts) / (shared.parameters + shared.expert_parameters)

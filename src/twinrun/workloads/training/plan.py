@@ -375,7 +375,6 @@ def _described(part: TrainingPlan, point: TrainingPoint, *, world: int) -> Point
             world=world,
         ),
         storage=StorageNeed(folder=disk, parameters=parameters) if disk else None,
-        expected={"parameters": (parameters,), "microbatch": point.microbatches},
     )
 
 

@@ -11,7 +11,7 @@ from twinrun.manifests.restatements import Source
 from twinrun.manifests.vendor import Gpu
 from twinrun.workloads.tables_and_charts import ABSENT, Cell, Column, Curve, Spot, Table, text, word_columns
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
-from twinrun.workloads.workload import CardRate, PictureContext, PointRecord, RecordView
+from twinrun.workloads.workload import CardRate, MeasuredPoint, PictureContext, RecordView
 
 TOKENS, FLOPS = ("tokens-per-second", "tokens/s"), ("model-flops", "TFLOP/s")
 # More curves than these tell nothing apart.
@@ -97,7 +97,7 @@ def _where(published: Claim | Reference, source: Source, kind: tuple[str, str]) 
 
 def measured_rates(
     record: RecordView[TrainingPlan, TrainingPoint], gpus: dict[str, Gpu]
-) -> Iterator[tuple[PointRecord[TrainingPoint], CardRate]]:
+) -> Iterator[tuple[MeasuredPoint[TrainingPoint], CardRate]]:
     """Yield each point of a record on GPUs whose model FLOP/s were measured, with its rate."""
     for point in record.points:
         found, tokens = point.measurement(FLOPS[0]), point.measurement(TOKENS[0])

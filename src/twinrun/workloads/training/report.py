@@ -13,10 +13,10 @@ from twinrun.workloads.tables_and_charts import Chart, Column, Curve, LineChart,
 from twinrun.workloads.training.comparison import loss_of
 from twinrun.workloads.training.layout_tables import layout_tables
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
-from twinrun.workloads.training.numbers import SOURCE_FACT, VALIDATION
+from twinrun.workloads.training.numbers import VALIDATION
 from twinrun.workloads.training.prediction import predicted_table
 from twinrun.workloads.training.rates import beside, hardware_tables, published_curves, rates
-from twinrun.workloads.workload import Overview, PictureContext, PointRecord, RecordView, whole
+from twinrun.workloads.workload import MeasuredPoint, Overview, PictureContext, RecordView, whole
 
 LOSS = "loss, nats/token"
 COLUMNS = (
@@ -60,8 +60,8 @@ def _points_table(record: RecordView[TrainingPlan, TrainingPoint]) -> Table:
         columns=(*COLUMNS, *POWER_COLUMNS) if sampled else COLUMNS,
         rows=tuple(
             (
-                text(point.id, f"{point.facts['parallelism']}"),
-                text(str(point.facts["microbatch"])),
+                text(point.id, point.result.parallelism),
+                text(str(point.result.microbatch)),
                 measured(point.measurement("tokens-per-second")),
                 measured(point.measurement("model-flops")),
                 measured(point.measurement("model-flops-share"), share=True),
@@ -84,8 +84,8 @@ def _notes(record: RecordView[TrainingPlan, TrainingPoint]) -> tuple[str, ...]:
     measured_at = ((point.id, one) for point in record.points for one in point.measurements)
     last = {name: one for name, one in measured_at if one.metric == VALIDATION}
     notes += [f"{one.id} of {name}: {one.median:.4f} nats/token" for name, one in last.items()]
-    powered = [point.facts for point in record.points if point.measurement("power")]
-    notes += sorted({f"W: {facts[SOURCE_FACT]}" for facts in powered if SOURCE_FACT in facts})
+    powered = [point.result.power.sensor for point in record.points if point.measurement("power")]
+    notes += sorted({f"W: {sensor}" for sensor in powered if sensor})
     if record.gpu and any(point.measurement("model-flops-share") for point in record.points):
         peak = number(record.gpu.peak_bf16_tflops / record.gpu.devices_per_card)
         return (*notes, f"MFU: over {peak} TFLOP/s dense bf16 per device ({record.gpu.source})")
@@ -206,7 +206,7 @@ def _curve(record: RecordView[TrainingPlan, TrainingPoint], place: int, metric: 
     )
 
 
-def _spot(point: PointRecord[TrainingPoint], found: Measurement) -> Spot:
+def _spot(point: MeasuredPoint[TrainingPoint], found: Measurement) -> Spot:
     return Spot(x=point.devices, value=found.median, low=found.low, high=found.high)
 
 
