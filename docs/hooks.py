@@ -28,9 +28,9 @@ from twinrun.report.predictions_page import predictions, write_picture
 from twinrun.report.publication import documents, publication_page, publication_rows
 from twinrun.report.summary import selected, software
 from twinrun.report.words import headline, headline_of_all
-from twinrun.results.between import judge_between
+from twinrun.results.judge import judge_between
+from twinrun.results.judged import Judged
 from twinrun.results.reading import read_record
-from twinrun.results.record import Record
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = Project(ROOT)
@@ -198,7 +198,7 @@ def trials() -> str:
     return markdown_table(("fault", "promise", "trials of a change / a night", "95 % bound"), rows)
 
 
-def of_kernels() -> dict[str, list[Record]]:
+def of_kernels() -> dict[str, list[Judged]]:
     """Return the records shown of each recipe that carries kernels, by its title."""
     carriers = {path.parents[1].name for path in ROOT.glob("recipes/*/kernels/src")}
     return {
@@ -214,17 +214,17 @@ def hardware_choices() -> tuple[ModelChoices, ...]:
     return tuple(choices(PROJECT, all_committed()))
 
 
-def standing() -> Iterable[Record]:
+def standing() -> Iterable[Judged]:
     """Yield the records that stand for their subjects."""
     return (one for name in PROJECT.recipes() for one in selected(committed(name)))
 
 
-def all_committed() -> list[Record]:
+def all_committed() -> list[Judged]:
     """Return the records of all recipes."""
     return [one for name in PROJECT.recipes() for one in committed(name)]
 
 
 @cache
-def committed(name: str) -> tuple[Record, ...]:
+def committed(name: str) -> tuple[Judged, ...]:
     """Return the records of a recipe's results folder."""
     return tuple(read_record(file, PROJECT) for file in PROJECT.results(PROJECT.recipe(name)))

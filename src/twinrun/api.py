@@ -15,7 +15,8 @@ from twinrun.predict.calibration import calibration
 from twinrun.predict.prediction import Prediction
 from twinrun.predict.request import LayoutSettings, predict_at
 from twinrun.protocol.models import member
-from twinrun.results.judge import judge as judge_record
+from twinrun.results.judge import judged
+from twinrun.results.judged import Judged
 from twinrun.results.reading import read_record
 from twinrun.results.record import Record
 from twinrun.results.verdicts import Verdict
@@ -33,15 +34,14 @@ ROOT = _SHIPPED if _SHIPPED.is_dir() else Path(__file__).resolve().parents[2]
 _ROUNDING = 2.0**-8
 
 
-def read(path: str | os.PathLike[str], *, root: Path = ROOT) -> Record:
-    """Read a record, or the record of a run folder, and check that its parts agree with each other.
+def read(path: str | os.PathLike[str], *, root: Path = ROOT) -> Judged:
+    """Read a record, or the record of a run folder, and judge it by the claims as they stand.
 
     Raises:
         InputError: it is missing, not a record, or was changed after it was written.
 
-    >>> found = sorted((ROOT / "recipes" / "mpt7b-scaling" / "results").glob("*.json"))[0]
-    >>> record = read(found)
-    >>> record.plan.recipe, record.points[0].measurement("step-time").unit
+    >>> found = read(ROOT / "tests" / "data" / "records" / "mpt7b-scaling.json")
+    >>> found.plan.recipe, found.points[0].measurement("step-time").unit
     ('mpt7b-scaling', 's')
     """
     return read_record(Path(path), Project(root))
@@ -50,12 +50,11 @@ def read(path: str | os.PathLike[str], *, root: Path = ROOT) -> Record:
 def judge(record: Record, *, root: Path = ROOT) -> tuple[Verdict, ...]:
     """Judge a record by its recipe's claims as they stand, in the published order.
 
-    >>> found = sorted((ROOT / "recipes" / "mpt7b-scaling" / "results").glob("*.json"))[0]
-    >>> [verdict.claim for verdict in judge(read(found))][:2]
+    >>> found = read(ROOT / "tests" / "data" / "records" / "mpt7b-scaling.json")
+    >>> [verdict.claim for verdict in judge(found.record)][:2]
     ['throughput-1-node', 'throughput-32-nodes']
     """
-    project = Project(root)
-    return judge_record(record, project.recipe(record.plan.recipe).published, project)
+    return judged(record, Project(root)).verdicts
 
 
 def parity(a: Sequence[float], b: Sequence[float], *, controls: Sequence[Sequence[float]] = ()) -> Parity:
@@ -99,7 +98,8 @@ def fingerprint(recipe: str, *, scale: str = "paper", root: Path = ROOT) -> dict
     1536
     """
     request = Request(recipe=recipe, scale=scale, vendor="cpu", engine="host", dry=True)
-    return dict(select(Project(root), request).plan.fingerprint)
+    selection = select(Project(root), request)
+    return dict(selection.description.marks(selection.recipe.published.fingerprint))
 
 
 def predict(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -14,10 +15,11 @@ from twinrun.foundation.files import sha256_of_file
 from twinrun.protocol.evaluation import EvaluationJob, EvaluationResult, GivenModel, ModelScores, TaskScore
 from twinrun.protocol.formulas import FORWARD_SHARE
 from twinrun.protocol.measurements import Series
+from twinrun.results.judged import measured_points
 from twinrun.runs.checkpointing import checkpointing_of
 from twinrun.runs.data import demand_documents, given_folder, take_documents
 from twinrun.workloads import load_workload
-from twinrun.workloads.evaluation import numbers, report
+from twinrun.workloads.evaluation import report
 from twinrun.workloads.tables_and_charts import LineChart
 from twinrun.workloads.workload import PictureContext, PointRecord, RecordView, Run
 
@@ -66,17 +68,10 @@ def record() -> RecordView:
         tokenizer_sha256="t",
         peak_memory_bytes=1,
     )
-    found = numbers.measured(made.part, made.points[0], result)
+    sent = PointRecord(id="devices=1", hosts=("node-0",), result=result)
+    (point,) = measured_points(made, (sent,), None)
     losses = Series(id="loss", metric="loss", unit="nats/token", per="run", values=(3.0,) * STEPS)
-    point = PointRecord(
-        id="devices=1",
-        nodes=1,
-        devices=1,
-        part=made.points[0].part,
-        measurements=found.measurements,
-        series=(losses,),
-        facts=found.facts,
-    )
+    point = dataclasses.replace(point, series=(losses,))
     return RecordView(label="here", run="r", part=made.part, gpu=None, points=(point,))
 
 
@@ -89,9 +84,6 @@ def test_a_score_of_a_checkpoint_has_its_error_and_both_digests(record: RecordVi
             assert of_it is not None
             assert score.median == right
             assert of_it.median == pytest.approx(error)
-    assert point.facts["checkpoint sha256 at step 40"] == "c40"
-    assert point.facts["weights sha256 at step 80"] == "w80"
-    assert point.facts["checkpoint sha256"] == f"c{STEPS}"
 
 
 def test_requests_a_second_and_the_share_of_forward_passes_are_of_the_last_model(record: RecordView) -> None:
@@ -125,7 +117,8 @@ def test_a_model_that_is_there_is_trained_on_nothing() -> None:
     assert described.subject == "cerebras/Cerebras-GPT-1.3B@000000000000, 6 tasks"
     assert (described.data, described.identity, described.modules) == (None, {}, ())
     assert described.documents is not None
-    own = {name: value for name, value in made.fingerprint.items() if not name.startswith("evaluation.")}
+    marks = made.description.marks(PROJECT.recipe("mpt-chinchilla").published.fingerprint)
+    own = {name: value for name, value in marks.items() if not name.startswith("evaluation.")}
     assert own == {
         "model.kind": "repository",
         "model.repository": "cerebras/Cerebras-GPT-1.3B",

@@ -12,6 +12,7 @@ from tests.records import PROJECT, hardware, plan
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.planning.project import Project
 from twinrun.protocol.layout import FEATURES, Layout, refused_pair
+from twinrun.protocol.training import SharedWork
 from twinrun.workloads.training.numbers import state_bytes, traffic
 
 RECIPE = "deepspeed-pretrain"
@@ -134,13 +135,17 @@ def test_a_sweep_over_sizes_has_neither_layouts_nor_a_scaled_loss() -> None:
             plan("mpt7b-scaling", scale="smoke", gpu=None, settings=(setting,))
 
 
-def facts(parameters: int, ranks: int, *, experts: int = 0, expert_ranks: int = 1) -> dict[str, Any]:
-    return {
-        "first rank's parameters": parameters,
-        "first rank's expert parameters": experts,
-        "first rank's data ranks": ranks,
-        "first rank's expert ranks": expert_ranks,
-    }
+def facts(parameters: int, ranks: int, *, experts: int = 0, expert_ranks: int = 1) -> SharedWork:
+    return SharedWork(
+        parameters=parameters,
+        expert_parameters=experts,
+        data_ranks=ranks,
+        expert_ranks=expert_ranks,
+        state_bytes=0,
+        sent_elements=0.0,
+        sent_bytes=0.0,
+        sent_by_operation={},
+    )
 
 
 def test_formulas_are_those_of_the_paper() -> None:

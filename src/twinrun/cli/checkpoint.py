@@ -77,7 +77,7 @@ def signature_for(root: Path, what: str, *, key: Path) -> str:
     submitted = path.name == FILE and path.is_file()
     if submitted or path.suffix == ".json" or (path / "record.json").is_file():
         file = path / "record.json" if path.is_dir() else path
-        digest = (read_submission if submitted else read_record)(file, project).sha256
+        digest = (read_submission if submitted else read_record)(file, project).record.sha256
         signature = file.with_name(f"{file.name}{SUFFIX}")
         write_atomically(signature, signature_of(digest, key=key))
         return str(signature)

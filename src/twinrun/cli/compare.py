@@ -16,9 +16,9 @@ from twinrun.planning.project import Project
 from twinrun.report.comparison import comparison_view, scores_view
 from twinrun.report.tables import verdict_table
 from twinrun.report.words import headline_of_all
-from twinrun.results.between import judge_between
 from twinrun.results.compare import compare as compare_records
 from twinrun.results.equivalence import compare_scores
+from twinrun.results.judge import judge_between
 from twinrun.results.reading import read_record, read_records
 from twinrun.results.samples import SampleFile, demand_recorded, paired, read_samples
 from twinrun.results.score_claims import claim_called, judge_scores
@@ -81,7 +81,7 @@ def compare(
         return _scores(project, Path(a), Path(b), margin, claim)
     if claims:
         records = read_records([Path(a), Path(b)], project)
-        verdicts = judge_between(records, project)
+        verdicts = judge_between(records)
         said = headline_of_all(records, verdicts)
         shown = [one.model_dump(mode="json") | {"final": one.final, "why": one.why} for one in verdicts]
         return Shown(

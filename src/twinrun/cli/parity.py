@@ -19,9 +19,9 @@ from twinrun.parity.readers import read_log
 from twinrun.parity.traces import judge_traces, read_trace
 from twinrun.planning.project import Project
 from twinrun.report.comparison import parity_view, write_parity_page
+from twinrun.results.judged import Judged
 from twinrun.results.parity import METRIC, CurveParity, curves_of, held_between
 from twinrun.results.reading import read_record
-from twinrun.results.record import Record
 
 # A record begins with its version, which stands in the first bytes whatever else it has.
 _HEAD = 4096
@@ -144,7 +144,7 @@ def _as_logged(path: Path, name: str, values: Sequence[float]) -> LoggedCurve:
     )
 
 
-def _records(project: Project, records: Sequence[Record], points: str | None, out: Path | None) -> Shown:
+def _records(project: Project, records: Sequence[Judged], points: str | None, out: Path | None) -> Shown:
     """Hold the curves of records against each other, and draw them."""
     named = [name.strip() for name in points.split(",")] if points else []
     claims = project.recipe(records[0].plan.recipe).published.claim
@@ -152,7 +152,7 @@ def _records(project: Project, records: Sequence[Record], points: str | None, ou
         *records[:2], points=named, metric=project.metrics[METRIC], controls=records[2:], claims=claims
     )
     answers = [_answer(one) for one in found]
-    marks = "-".join(record.digest()[:8] for record in records[:2])
+    marks = "-".join(record.record.digest()[:8] for record in records[:2])
     page = out or runs_folder(project.root) / f"parity-{marks}.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     write_parity_page(page, found, a=records[0], b=records[1])

@@ -28,7 +28,7 @@ def choice_lines(selection: Selection) -> Iterator[str]:
     typed = [f"{one.name} {one.value}" for one in selection.choices if one.because == ASKED]
     chosen = [one for one in selection.choices if one.because != ASKED]
     first = [f"{'asked for':9} {', '.join(typed)}"] if typed else []
-    apart = len(selection.plan.differences)
+    apart = len(selection.differences)
     last = (
         [f"differs   from the publication in {plural(apart, 'setting')}; --dry lists them"] if apart else []
     )
@@ -75,7 +75,7 @@ def page(project: Project, selection: Selection) -> RenderableType:
         chosen.add_row(choice.name, Text(choice.value), Text(choice.because))
     parts: list[RenderableType] = [Text(f"{recipe.title}\n{recipe.question}\n"), chosen]
     parts += [Text(""), _points(selection), *_unsaid(selection)]
-    if plan.differences:
+    if selection.differences:
         parts += [Text(""), _differences(selection)]
     parts += [Text(""), Text(_starts(project, selection), overflow="fold"), Text("")]
     parts.append(
@@ -119,10 +119,10 @@ def _unsaid(selection: Selection) -> list[Text]:
 
 def _differences(selection: Selection) -> Table:
     table = _plain_table("differs", "here", "published")
-    for one in selection.plan.differences:
+    for one in selection.differences:
         if one.stated:
             table.add_row(one.field, Text(plain(one.found)), Text(plain(one.published)))
-    silent = [f"{one.field} {plain(one.found)}" for one in selection.plan.differences if not one.stated]
+    silent = [f"{one.field} {plain(one.found)}" for one in selection.differences if not one.stated]
     if silent:
         table.caption = Text(f"Other than the recipe's, where the publication is silent: {', '.join(silent)}")
     return table

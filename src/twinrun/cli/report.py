@@ -21,10 +21,10 @@ from twinrun.report.page import write_recipe_report, write_report
 from twinrun.report.summary import selected
 from twinrun.report.tables import condition_table
 from twinrun.report.words import headline, outcome
-from twinrun.results.between import judge_between
 from twinrun.results.finished_run import read_run
+from twinrun.results.judge import judge_between
+from twinrun.results.judged import Judged
 from twinrun.results.reading import read_record
-from twinrun.results.record import Record
 from twinrun.results.submission import FILE, add_submission
 
 
@@ -83,7 +83,7 @@ def report(
         return _written(write_crate(out or run.folder / "crate", run))
     if form:
         return _written(send(run, out or (path if path.is_dir() else Path()) / FILE))
-    tell(f"the record is {run.record.signature}")
+    tell(f"the record is {run.record.signer}")
     beside = run.folder.with_name(f"{run.folder.name}.html")
     return _written(write_report(out or (beside if run.is_committed else run.folder / "report.html"), run))
 
@@ -96,7 +96,7 @@ def _recipe_report(project: Project, name: str, add: Path | None, out: Path | No
     """Write the page of a recipe's committed records, to which one that was sent in may be added before."""
     if add:
         added, record = add_submission(add, name, project)
-        sent = f"As sent in, {record.signature}: who ran it, and on what, nobody here saw."
+        sent = f"As sent in, {record.signer}: who ran it, and on what, nobody here saw."
         tell(f"added: {added}\n{headline(record)} {sent}")
         project = Project(project.root)
     loaded = project.recipe(name)
@@ -109,16 +109,16 @@ def _recipe_report(project: Project, name: str, add: Path | None, out: Path | No
         records=records,
         recipe=loaded,
         project=project,
-        between=judge_between(selected(records), project),
+        between=judge_between(selected(records)),
     )
 
 
-def _why(record: Record, claim: str) -> Shown:
+def _why(record: Judged, claim: str) -> Shown:
     """Return the conditions of a verdict; raises InputError for a claim that the record has none of."""
     verdicts = {one.claim: one for one in record.verdicts}
     require_known(claim, verdicts, "no such claim", place="--why")
     found = verdicts[claim]
-    said = f"{outcome(found)}: {found.why}\nthe record is {record.signature}"
+    said = f"{outcome(found)}: {found.why}\nthe record is {record.signer}"
     return Shown(
         view=lambda: Group(condition_table(found), said),
         data=lambda: found.model_dump(mode="json") | {"final": found.final, "why": found.why},
@@ -135,7 +135,7 @@ def _hardware(project: Project, model: str, page: Path, *, price: str) -> Path:
     return page
 
 
-def committed_records(project: Project) -> list[Record]:
+def committed_records(project: Project) -> list[Judged]:
     """Return the records of all recipes."""
     loaded = (project.recipe(name) for name in project.recipe_names)
     return [read_record(file, project) for one in loaded for file in project.results(one)]

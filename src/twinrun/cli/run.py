@@ -133,7 +133,6 @@ def _ended(run: FinishedRun) -> Shown:
     record, report = run.record, write_report(run.folder / "report.html", run)
     write_check_files(run)
     form = offer(run)
-    numbers = {"id", "nodes", "devices", "cards", "hosts", "measurements", "checks", "facts"}
     failed = any(check.outcome == "fail" for point in record.points for check in point.checks)
     tables = [verdict_table(record.verdicts)] if record.verdicts else []
     return Shown(
@@ -145,7 +144,7 @@ def _ended(run: FinishedRun) -> Shown:
             "run": record.run,
             "record": str(run.file),
             "report": str(report),
-            "points": [point.model_dump(mode="json", include=numbers) for point in record.points],
+            "points": [point.summary() for point in record.points],
             "verdicts": [one.model_dump() | {"final": one.final, "why": one.why} for one in record.verdicts],
         },
         code=int(failed or any(verdict.final in FAILURES for verdict in record.verdicts)),

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from twinrun.foundation.redaction import cleaned
 from twinrun.protocol.health import Health, NodeCheck
 from twinrun.protocol.measurements import Check
-from twinrun.results.record import Record
-from twinrun.workloads.workload import PointRecord
+from twinrun.results.judged import Judged
+from twinrun.workloads.workload import MeasuredPoint
 
 _ALLOCATION = "allocation"
 
 
-def health_of(record: Record) -> Health:
+def health_of(record: Judged) -> Health:
     """Return what a record of checks says of every node, and when its run began, as the run's name has it."""
     checks = [(point, check) for point in record.points for check in point.checks]
     found = tuple(one for point, check in checks for one in _of_nodes(point, check))
@@ -26,7 +26,7 @@ def health_of(record: Record) -> Health:
     return Health(run=record.run, created=began.isoformat(timespec="seconds"), checks=found)
 
 
-def _of_nodes(point: PointRecord, check: Check) -> Iterator[NodeCheck]:
+def _of_nodes(point: MeasuredPoint, check: Check) -> Iterator[NodeCheck]:
     """Yield a check for each node that it is about; one of several nodes fails at those that it names."""
     host, _, device = check.place.partition(", device ")
     made = functools.partial(NodeCheck, check=check.id)

@@ -22,7 +22,7 @@ from twinrun.foundation.redaction import demand_clean
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.report.words import headline
 from twinrun.results.finished_run import FinishedRun
-from twinrun.results.record import Record, hardware
+from twinrun.results.judged import Judged, hardware
 
 CONTEXT = "https://w3id.org/ro/crate/1.1/context"
 SPECIFICATION = "https://w3id.org/ro/crate/1.1"
@@ -55,13 +55,13 @@ def write_crate(out: Path, run: FinishedRun) -> Path:
     Raises:
         InputError: there is something at `out`.
     """
-    record, recipe, tracked = run.record, run.recipe, tracked_run(run)
+    record, recipe, tracked = run.record, run.record.recipe, tracked_run(run)
     demand_absent(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
         made = Path(folder) / out.name
         (made / "recipe").mkdir(parents=True)
-        for file in _recipe_files(recipe, run.project.root):
+        for file in _recipe_files(recipe, run.record.project.root):
             copy_regular(file, made / "recipe" / file.name)
         copy_regular(run.file, made / "record.json")
         for file in tracked.files:
@@ -87,7 +87,7 @@ def _recipe_files(recipe: LoadedRecipe, root: Path) -> list[Path]:
     return [file for file in files if file.is_file()]
 
 
-def _entities(out: Path, record: Record, recipe: LoadedRecipe) -> Iterator[Entity]:
+def _entities(out: Path, record: Judged, recipe: LoadedRecipe) -> Iterator[Entity]:
     """Yield all that the metadata name, each with what it is."""
     names = sorted(file.relative_to(out).as_posix() for file in out.rglob("*") if file.is_file())
     results = [name for name in names if not name.startswith("recipe/")]
@@ -119,7 +119,7 @@ def _descriptor() -> Entity:
     }
 
 
-def _root(record: Record, names: list[str]) -> Entity:
+def _root(record: Judged, names: list[str]) -> Entity:
     return {
         "@id": "./",
         "@type": "Dataset",
@@ -168,7 +168,7 @@ def _file(out: Path, name: str) -> Entity:
     return found
 
 
-def _settings(record: Record) -> Iterator[tuple[str, str]]:
+def _settings(record: Judged) -> Iterator[tuple[str, str]]:
     """Yield name and value of what was asked for."""
     plan = record.plan
     for name in ("scale", "stack", "engine", "launcher", "scheduler"):
@@ -212,7 +212,7 @@ def _output(name: str) -> Entity:
     }
 
 
-def _measurements(record: Record) -> Iterator[Entity]:
+def _measurements(record: Judged) -> Iterator[Entity]:
     """Yield the numbers of the record, each with its unit and the range of its samples."""
     for point in record.points:
         for one in point.measurements:
@@ -228,7 +228,7 @@ def _measurements(record: Record) -> Iterator[Entity]:
             }
 
 
-def _action(record: Record, results: list[str], settings: int) -> Entity:
+def _action(record: Judged, results: list[str], settings: int) -> Entity:
     return {
         "@id": "#run",
         "@type": "CreateAction",
@@ -242,9 +242,9 @@ def _action(record: Record, results: list[str], settings: int) -> Entity:
     }
 
 
-def _software(record: Record) -> Iterator[Entity]:
+def _software(record: Judged) -> Iterator[Entity]:
     """Yield what ran, and what it ran on."""
-    libraries = record.environment.libraries
+    libraries = record.record.libraries
     yield {
         "@id": "#twinrun",
         "@type": "SoftwareApplication",

@@ -9,20 +9,20 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import without_credentials
-from twinrun.manifests.metrics import Metric
-from twinrun.protocol.job import MetricsLine
-from twinrun.protocol.measurements import Measurement, sampled
 from twinrun.report.words import headline
 from twinrun.results.finished_run import FinishedRun
-from twinrun.results.record import Record, hardware
-from twinrun.workloads.workload import PointRecord
+from twinrun.results.judged import Judged, hardware
+from twinrun.workloads.workload import MeasuredPoint
 
 # Prefix of the medians of the record beside the series of the same metrics.
 NUMBER_PREFIX = "record/"
+# Metrics that each step has a number of.
+STEPWISE = (
+    *("step-time", "tokens-per-second", "model-flops", "model-flops-share"),
+    *("power", "tokens-per-second-per-watt"),
+)
 
 
 class TrackedSeries(Frozen):
@@ -72,18 +72,17 @@ class TrackedRun(Frozen):
 
 
 def tracked_run(run: FinishedRun) -> TrackedRun:
-    """Return a finished run as trackers take it, with the step lines of its folder.
+    """Return a finished run as trackers take it.
 
     Every value is of the record's own lines and formulas: a series of steps that the record holds is taken
     as it is, and what follows from a step's time is derived as for the whole point.
     """
-    record, folder, metrics = run.record, run.folder, run.project.metrics
-    lines = _lines(folder / "metrics.jsonl")
+    record, folder = run.record, run.folder
     shared = _parameters(record)
     end = datetime.datetime.fromisoformat(record.created).timestamp()
     points: list[TrackedPoint] = []
     for point in reversed(record.points):
-        points.append(_point(record, point, lines[point.id], metrics, shared=shared, end=end))
+        points.append(_point(record, point, shared=shared, end=end))
         end = points[-1].began
     files = ("record.json", "plan.json", "metrics.jsonl", "report.html")
     return TrackedRun(
@@ -111,22 +110,9 @@ def variables_set(wanted: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _lines(file: Path) -> dict[str, list[bytes]]:
-    found: defaultdict[str, list[bytes]] = defaultdict(list)
-    for line in file.read_bytes().splitlines() if file.is_file() else ():
-        try:
-            found[MetricsLine.model_validate_json(line).point].append(line)
-        except ValidationError:
-            # A rank that was killed may have left half a line.
-            continue
-    return found
-
-
 def _point(
-    record: Record,
-    point: PointRecord,
-    lines: list[bytes],
-    metrics: Mapping[str, Metric],
+    record: Judged,
+    point: MeasuredPoint,
     *,
     shared: Mapping[str, str],
     end: float,
@@ -135,7 +121,7 @@ def _point(
         TrackedSeries(name=one.id, unit=one.unit, values=tuple(enumerate(one.values, start=1)))
         for one in point.series
     ]
-    stepped = list(_stepped(record, point, lines, metrics))
+    stepped = list(_stepped(record, point))
     seconds = dict(next((one.values for one in stepped if one.name == "step-time"), ()))
     ended = [end]
     for step in range(len(seconds), 1, -1):
@@ -152,36 +138,28 @@ def _point(
     )
 
 
-def _stepped(
-    record: Record, point: PointRecord, lines: list[bytes], metrics: Mapping[str, Metric]
-) -> Iterator[TrackedSeries]:
+def _stepped(record: Judged, point: MeasuredPoint) -> Iterator[TrackedSeries]:
     """Yield what each step measured, and what follows from it."""
     values: defaultdict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
-    for line in lines:
-        progress = record.workload.progress(line)
-        measured = tuple(_measured(name, value, metrics) for name, value in progress.values.items())
-        step = point.model_copy(update={"measurements": measured, "series": ()})
-        derived = record.workload.derived(record.plan.part, step, record.gpu) if measured else ()
-        for one in (*measured, *derived):
-            values[one.id, one.unit].append((progress.done, one.median))
-    for (name, unit), found in values.items():
-        yield TrackedSeries(name=name, unit=unit, values=tuple(found))
+    for step in getattr(point.result, "steps", ()):
+        alone = point.result.model_copy(update={"steps": (step.model_copy(update={"timed": True}),)})
+        found = record.workload.numbers(record.plan.part, point.planned, alone, record.gpu)
+        for one in found.measurements:
+            if one.metric in STEPWISE:
+                values[one.id, one.unit].append((step.step, one.median))
+    for (name, unit), found_values in values.items():
+        yield TrackedSeries(name=name, unit=unit, values=tuple(found_values))
 
 
-def _measured(name: str, value: float, metrics: Mapping[str, Metric]) -> Measurement:
-    return sampled(name, [value], metric=name, unit=metrics[name].unit, per=metrics[name].per[0])
-
-
-def _parameters(record: Record) -> dict[str, str]:
+def _parameters(record: Judged) -> dict[str, str]:
     """Return what was asked for and what it ran on."""
-    plan, environment = record.plan, record.environment
+    plan = record.plan
     named = ("recipe", "recipe_version", "scale", "vendor", "stack", "engine", "launcher", "scheduler")
     return {
         **{name: str(getattr(plan, name)) for name in named},
-        "plan": record.plan_sha256,
         "hardware": hardware(record),
-        "commit": record.revision.commit or "unknown",
-        **{f"software.{name}": version for name, version in environment.libraries.items()},
+        "commit": record.record.revision.commit or "unknown",
+        **{f"software.{name}": version for name, version in record.record.libraries.items()},
         **{
             f"{group.lower()}.{name}": value
             for group, values in record.description.configuration
@@ -190,10 +168,10 @@ def _parameters(record: Record) -> dict[str, str]:
     }
 
 
-def _point_parameters(point: PointRecord) -> dict[str, str]:
+def _point_parameters(point: MeasuredPoint) -> dict[str, str]:
     return {
         "point": point.id,
         "nodes": str(point.nodes),
         "devices": str(point.devices),
-        **{name: str(value) for name, value in point.facts.items() if value is not None},
+        **point.facts,
     }

@@ -19,9 +19,9 @@ from twinrun.history.sides import side_of_record, versions
 from twinrun.planning.project import Project
 from twinrun.report.summary import standing_for
 from twinrun.results.factors import changed, conditions, marks_of
+from twinrun.results.judged import Judged, hardware
 from twinrun.results.reading import read_record
-from twinrun.results.record import Record, hardware
-from twinrun.workloads.workload import PointRecord
+from twinrun.workloads.workload import MeasuredPoint
 
 # A sentence names no more than this; the JSON has all.
 NAMED = 5
@@ -98,10 +98,10 @@ class StackSeries(Frozen):
         return f"noise: {self.noise:.2%} a run, from {plural(self.freedom, 'repeat')}"
 
 
-StackSample = tuple[Record, PointRecord, float, str, str]
+StackSample = tuple[Judged, MeasuredPoint, float, str, str]
 
 
-def read_history(project: Project, recipe: str, *, runs: Path) -> list[Record]:
+def read_history(project: Project, recipe: str, *, runs: Path) -> list[Judged]:
     """Return the committed records of a recipe and those of this checkout's runs, oldest first."""
     loaded = project.recipe(recipe)
     files = [*project.results(loaded), *sorted((runs / loaded.recipe.name).glob("*/record.json"))]
@@ -110,7 +110,7 @@ def read_history(project: Project, recipe: str, *, runs: Path) -> list[Record]:
 
 
 def series_of(
-    project: Project, records: Sequence[Record], *, point: str | None = None, metric: str | None = None
+    project: Project, records: Sequence[Judged], *, point: str | None = None, metric: str | None = None
 ) -> list[StackSeries]:
     """Return a series for each point, GPU and figure of the records.
 
@@ -178,7 +178,7 @@ def _series(project: Project, key: tuple[str, ...], samples: Sequence[StackSampl
     )
 
 
-def stack_digest(record: Record) -> str:
+def stack_digest(record: Judged) -> str:
     """Return the digest of the software of a record: its lock, and what was installed otherwise."""
     other = record.environment.lock_differences
     lock = record.plan.lock_sha256
@@ -218,7 +218,7 @@ def _differences(project: Project, before: StackSample, after: StackSample) -> I
     yield from (f"{one.name} {one.a} -> {one.b}" for one in found if one.speed != "none")
 
 
-def lock_changes(project: Project, a: Record, b: Record) -> list[str]:
+def lock_changes(project: Project, a: Judged, b: Judged) -> list[str]:
     """Return the packages whose locked version differs, where git has both locks."""
     if a.plan.lock_sha256 == b.plan.lock_sha256:
         return []

@@ -13,8 +13,8 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.locks import PythonLock, parse_python_lock
 from twinrun.manifests.stack import normalise
 from twinrun.planning.project import Project
+from twinrun.results.judged import Judged
 from twinrun.results.reading import read_record
-from twinrun.results.record import Record
 
 STACKS, LOCK = "images/stacks", "requirements.lock"
 Packages = dict[str, PythonLock]
@@ -60,9 +60,9 @@ def side_of(project: Project, text: str, *, option: str) -> BisectSide:
     return BisectSide(label=text, stack=text, packages=_packages(lock, text), **_of_stack(project, text))
 
 
-def side_of_record(project: Project, record: Record, text: str) -> BisectSide:
+def side_of_record(project: Project, record: Judged, text: str) -> BisectSide:
     """Return a record as an end; raises InputError where its lock is not to be had."""
-    name, commit = record.plan.stack, record.revision.commit
+    name, commit = record.plan.stack, record.record.revision.commit
     known = (project.root / STACKS / name / "stack.toml").is_file()
     if known and project.stack(name).lock_sha256 == record.plan.lock_sha256:
         lock = project.stack(name).lock(project.root).read_text(encoding="utf-8")
@@ -76,7 +76,7 @@ def side_of_record(project: Project, record: Record, text: str) -> BisectSide:
         **(_of_stack(project, name) if known else {}),
         commit=commit if there else None,
         variables=record.environment.variables,
-        driver=record.machine.driver,
+        driver=record.node.driver,
     )
 
 

@@ -25,12 +25,12 @@ from twinrun.manifests.locks import python_lock_text
 from twinrun.manifests.stack import pins, stamp
 from twinrun.planning.project import Project
 from twinrun.report.summary import standing_for
+from twinrun.results.judged import Judged
 from twinrun.results.parity import METRIC
 from twinrun.results.reading import read_record
-from twinrun.results.record import Record
 from twinrun.runs.selection import Request
 from twinrun.workloads.curve_distance import largest_difference, values_of
-from twinrun.workloads.workload import PointRecord
+from twinrun.workloads.workload import MeasuredPoint
 
 KEPT = 6
 """Environments that a bisection made and keeps beside those of its ends."""
@@ -82,7 +82,7 @@ class StateRunner:
     say: Callable[[str], None]
     unset: tuple[str, ...] = ()
     """Variables that a state without them takes out of the shell's."""
-    _reference: list[Record] = field(default_factory=list)
+    _reference: list[Judged] = field(default_factory=list)
 
     def run(self, state: RunState, *, position: str, purpose: str) -> StateRun:
         """Run a state once.
@@ -121,7 +121,7 @@ class StateRunner:
             record_sha256=record.sha256,
         )
 
-    def value(self, record: Record) -> float:
+    def value(self, record: Judged) -> float:
         """Return the number that is asked of a record; raises InputError where it has none."""
         if self.question.kind == "fails":
             return 0.0
@@ -134,7 +134,7 @@ class StateRunner:
         if done.record and not self._reference:
             self._reference.append(read_record(self.folder / done.record, self.project))
 
-    def _apart(self, record: Record) -> float:
+    def _apart(self, record: Judged) -> float:
         """Return 1 where the loss curve is further from that of the first good run than claims allow."""
         point = _point(record, self.question, lambda one: bool(values_of(one, METRIC)))
         traced = record.terms(point).curves[METRIC]
@@ -226,7 +226,7 @@ class StateRunner:
         write_atomically(file, canonical_json([one for one in used if (Path(one) / COMPLETE).is_file()]))
 
 
-def asked_value(record: Record, question: RunQuestion) -> float:
+def asked_value(record: Judged, question: RunQuestion) -> float:
     """Return the median of the measurement that a question asks for.
 
     Raises:
@@ -235,7 +235,7 @@ def asked_value(record: Record, question: RunQuestion) -> float:
     wanted = [question.metric] if question.metric else list(record.workload.headline)
     for name in wanted:
 
-        def has(point: PointRecord, name: str = name) -> bool:
+        def has(point: MeasuredPoint, name: str = name) -> bool:
             return point.measurement(name) is not None or bool(standing_for(point, name))
 
         if not any(has(point) for point in record.points):
@@ -255,7 +255,7 @@ def asked_value(record: Record, question: RunQuestion) -> float:
     raise InputError("the run measured no such metric", place="--metric", found=wanted, allowed=have)
 
 
-def _point(record: Record, question: RunQuestion, has: Callable[[PointRecord], bool]) -> PointRecord:
+def _point(record: Judged, question: RunQuestion, has: Callable[[MeasuredPoint], bool]) -> MeasuredPoint:
     having = [point for point in record.points if has(point)]
     named = [point for point in having if question.point in (None, point.id)]
     if len(named) != 1:

@@ -17,8 +17,8 @@ from twinrun.report.tables import View
 from twinrun.results.compare import Comparison, MeasurementPair, SeriesDistance
 from twinrun.results.equivalence import Equivalence, ScoreComparison, ScoreDifference
 from twinrun.results.factors import SettingChange
+from twinrun.results.judged import Judged
 from twinrun.results.parity import METRIC, CurveParity
-from twinrun.results.record import Record
 from twinrun.workloads.curve_charts import parity_charts
 from twinrun.workloads.curve_distance import CurveOutcome
 from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns
@@ -214,7 +214,7 @@ def windows_table(held: CurveParity) -> Table:
     return Table(title="Relative differences", columns=word_columns(*PARITY_COLUMNS), rows=rows)
 
 
-def write_parity_page(path: Path, found: Sequence[CurveParity], *, a: Record, b: Record) -> None:
+def write_parity_page(path: Path, found: Sequence[CurveParity], *, a: Judged, b: Judged) -> None:
     """Write a page with each pair of curves, their difference and the envelope; raises MachineError."""
     sections = [
         {

@@ -15,9 +15,9 @@ from twinrun.report.hardware import PRECISION, ModelChoices, choices
 from twinrun.report.picture import standalone
 from twinrun.report.summary import SubjectRecords, ranked, spread_over, standing_for
 from twinrun.report.words import claims_in_words
+from twinrun.results.judged import Judged, hardware
 from twinrun.results.reading import read_record
-from twinrun.results.record import Record, hardware
-from twinrun.workloads.workload import PointRecord
+from twinrun.workloads.workload import MeasuredPoint
 
 FILE = "README.md"
 PICTURE = Path("docs", "assets", "headline.svg")
@@ -104,7 +104,7 @@ def headline_picture(found: Sequence[ModelChoices]) -> str:
     return draw_rows(RowChart(name="headline", title=title, x_label=label, rows=tuple(rows))).svg
 
 
-def _metrics(records: Sequence[Record], project: Project) -> list[Metric]:
+def _metrics(records: Sequence[Judged], project: Project) -> list[Metric]:
     """Return the metrics that stand for the records: the first, and those that points have once."""
     points = [point for record in records for point in record.points]
     names = dict.fromkeys(name for record in records for name in record.workload.headline)
@@ -115,7 +115,7 @@ def _metrics(records: Sequence[Record], project: Project) -> list[Metric]:
     return [project.metrics[name] for name in shown]
 
 
-def _rows(record: Record, metrics: Sequence[Metric]) -> Iterator[list[str]]:
+def _rows(record: Judged, metrics: Sequence[Metric]) -> Iterator[list[str]]:
     claims = claims_in_words(record.verdicts)
     for number, point in enumerate(record.points):
         found = [(metric, _of(point, metric.id)) for metric in metrics]
@@ -125,7 +125,7 @@ def _rows(record: Record, metrics: Sequence[Metric]) -> Iterator[list[str]]:
         yield [hardware(record), record.description.subject, point.id, measured, said, day]
 
 
-def _of(point: PointRecord, metric: str) -> list[float]:
+def _of(point: MeasuredPoint, metric: str) -> list[float]:
     return [one.median for one in standing_for(point, metric)]
 
 

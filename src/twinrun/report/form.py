@@ -13,7 +13,7 @@ from twinrun.foundation.text import visible
 from twinrun.machine.doctor import diagnose
 from twinrun.report.words import headline
 from twinrun.results.finished_run import FinishedRun
-from twinrun.results.record import Record, hardware
+from twinrun.results.judged import Judged, gpus_of, hardware
 from twinrun.results.submission import FILE, write_submission
 
 _MARKUP = re.compile(r"[|<>&\[\]()`*@!\\~]")
@@ -32,7 +32,7 @@ def offer(run: FinishedRun) -> str:
     Returns:
         The form, why there is none, or nothing for a GPU that is known and for a processor.
     """
-    if not run.record.machine.devices or _is_known(run):
+    if not run.record.devices or _is_known(run):
         return ""
     try:
         send(run, run.folder / FILE)
@@ -45,16 +45,16 @@ def offer(run: FinishedRun) -> str:
 
 def send(run: FinishedRun, out: Path) -> Path:
     """Write the submission of a run to `out` and return it; raises InputError where no results take it."""
-    machine = run.record.machine
-    here = (machine.host, machine.kernel) == (platform.node(), platform.release())
-    doctor = diagnose(run.project.root).model_dump(mode="json") if here else None
-    write_submission(out, run, doctor=doctor)
+    node, allocation = run.record.node, run.record.record.allocation
+    here = (allocation.nodes[0], node.kernel) == (platform.node(), platform.release())
+    doctor = diagnose(run.record.project.root).model_dump(mode="json") if here else None
+    write_submission(out, run.record, run.file, run.folder, doctor=doctor)
     return out
 
 
-def form(record: Record) -> str:
+def form(record: Judged) -> str:
     """Return a form in Markdown to send in a record of a GPU with."""
-    model = record.gpu.name if record.gpu else record.machine.devices[0].name
+    model = gpus_of(record)
     lines = [f"# {_plain(model)} for recipes/{record.plan.recipe}", "", *_facts(record), ""]
     lines += [
         f"Attach `{FILE}`, which lies beside this form: record, heads of the logs and what the machine is,"
@@ -68,24 +68,24 @@ def form(record: Record) -> str:
 def _is_known(run: FinishedRun) -> bool:
     """Say whether a committed record is of the same GPU model, by which its file is named."""
     gpu = run.record.gpu
-    committed = (file.name for file in run.project.results(run.recipe))
+    committed = (file.name for file in run.record.project.results(run.record.recipe))
     return gpu is not None and any(name.startswith(f"{gpu.id}x") for name in committed)
 
 
-def _facts(record: Record) -> Iterator[str]:
-    machine, environment = record.machine, record.environment
-    libraries = ", ".join(f"{name} {version}" for name, version in sorted(environment.libraries.items()))
+def _facts(record: Judged) -> Iterator[str]:
+    node = record.node
+    libraries = ", ".join(f"{name} {version}" for name, version in sorted(record.record.libraries.items()))
     facts = {
         "hardware": hardware(record),
-        "architecture": machine.devices[0].arch or "not probed",
-        "driver": machine.driver or "not probed",
-        "kernel": machine.kernel,
+        "architecture": (node.devices[0].arch if node.devices else None) or "not known",
+        "driver": node.driver or "not known",
+        "kernel": node.kernel,
         "stack": f"{record.plan.stack}, engine {record.plan.engine}",
         "libraries": libraries,
-        "commit": record.revision.commit or "none",
-        "changes, SHA-256": record.revision.changes_sha256 or "none",
+        "commit": record.record.revision.commit or "none",
+        "changes, SHA-256": record.record.revision.changes_sha256 or "none",
         "verdicts": headline(record),
-        "record, SHA-256": record.digest(),
+        "record, SHA-256": record.record.digest(),
     }
     yield "| | |"
     yield "| --- | --- |"

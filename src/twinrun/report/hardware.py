@@ -21,7 +21,7 @@ from twinrun.predict.request import LayoutSettings, predict_at
 from twinrun.protocol.models import ModelShape, member, members
 from twinrun.report.charts import Row, RowChart, draw_rows, sign_of
 from twinrun.report.page import page_environment, render_page
-from twinrun.results.record import Record
+from twinrun.results.judged import Judged
 from twinrun.workloads import load_workload
 from twinrun.workloads.tables_and_charts import ABSENT, Bar, Cell, Column, Table, text
 from twinrun.workloads.workload import CardRate, PictureContext, RecordView
@@ -116,7 +116,7 @@ class ModelChoices:
     """Sorted by the number that stands for each, fastest first."""
 
 
-def choices(project: Project, records: Sequence[Record], *, only: str | None = None) -> list[ModelChoices]:
+def choices(project: Project, records: Sequence[Judged], *, only: str | None = None) -> list[ModelChoices]:
     """Return the published models of the families, smallest first.
 
     Args:
@@ -133,12 +133,12 @@ def choices(project: Project, records: Sequence[Record], *, only: str | None = N
     return [_of_model(project, name, shape, found[name]) for name, shape in ordered]
 
 
-def _rates(project: Project, records: Sequence[Record]) -> Iterator[CardRate]:
+def _rates(project: Project, records: Sequence[Judged]) -> Iterator[CardRate]:
     """Yield every speed that a recipe publishes or one of the records measured, in tokens a second."""
     views: defaultdict[str, list[RecordView]] = defaultdict(list)
     for record in records:
-        if record.evidence == "measured":
-            views[record.plan.recipe].append(record.shown())
+        if record.record.evidence == "measured":
+            views[record.plan.recipe].append(record.view)
     for name, loaded in project.recipes().items():
         drawn = PictureContext(recipe=loaded, gpus=project.gpus)
         rates = load_workload(loaded.workload).overview(views[name], drawn).rates

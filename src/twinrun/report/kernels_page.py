@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from twinrun.foundation.text import markdown_table, percent
-from twinrun.results.record import Record, hardware
+from twinrun.results.judged import Judged, hardware
 
 # The mode of a record that names none, our own kernels among those of others, and their share of the bound.
 KERNELS, OURS, SHARE = "kernels", "ours, ms", "share of the bound"
 
 
-def kernels(records: Mapping[str, Sequence[Record]]) -> str:
+def kernels(records: Mapping[str, Sequence[Judged]]) -> str:
     """Return the page's sections as Markdown: one for each recipe and GPU.
 
     Args:
@@ -30,7 +30,7 @@ def kernels(records: Mapping[str, Sequence[Record]]) -> str:
     return "\n\n".join(parts)
 
 
-def rows_of(record: Record) -> dict[tuple[str, str], dict[str, float]]:
+def rows_of(record: Judged) -> dict[tuple[str, str], dict[str, float]]:
     """Return by name and mode of every timed call its median times, and our share of the roofline bound."""
     found: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for point in record.points:

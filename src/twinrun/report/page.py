@@ -22,7 +22,7 @@ from twinrun.report import summary, words
 from twinrun.report.charts import draw
 from twinrun.report.picture import Picture
 from twinrun.results.finished_run import FinishedRun
-from twinrun.results.record import Record
+from twinrun.results.judged import Judged
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads import load_workload
 from twinrun.workloads.tables_and_charts import Bar, BarChart, BarKind, Chart, LineChart, Table
@@ -36,13 +36,15 @@ CELLS = 600
 
 def write_report(path: Path, run: FinishedRun) -> Path:
     """Write the report of one run and return its path; raises MachineError where it cannot be written."""
-    return _write_run(path, run.record, run.overview, recipe=run.recipe, project=run.project, links={})
+    return _write_run(
+        path, run.record, run.record.overview, recipe=run.record.recipe, project=run.record.project, links={}
+    )
 
 
 def write_recipe_report(
     path: Path,
     *,
-    records: Sequence[Record],
+    records: Sequence[Judged],
     recipe: LoadedRecipe,
     project: Project,
     between: Sequence[Verdict] = (),
@@ -101,7 +103,7 @@ def write_recipe_report(
     return path
 
 
-def _in_full(record: Record | None) -> tuple[Table, ...]:
+def _in_full(record: Judged | None) -> tuple[Table, ...]:
     """Return the tables of a record, none where they are too large for the page of its recipe."""
     found = tables(record) if record else ()
     return found if sum(len(one.rows) * len(one.columns) for one in found) <= CELLS else ()
@@ -170,15 +172,15 @@ def ways_to_run(recipe: LoadedRecipe, project: Project) -> dict[str, tuple[str, 
     return ways | {"As published": published, "Slurm": (f"{run} --scheduler slurm --cluster NAME",)}
 
 
-def overview(records: Sequence[Record], recipe: LoadedRecipe, gpus: dict[str, Gpu]) -> Overview:
+def overview(records: Sequence[Judged], recipe: LoadedRecipe, gpus: dict[str, Gpu]) -> Overview:
     """Return what all `records` of a recipe show beside what was published."""
     drawn = PictureContext(recipe=recipe, gpus=gpus)
-    return load_workload(recipe.workload).overview([record.shown() for record in records], drawn)
+    return load_workload(recipe.workload).overview([record.view for record in records], drawn)
 
 
-def tables(record: Record) -> tuple[Table, ...]:
+def tables(record: Judged) -> tuple[Table, ...]:
     """Return the measured numbers of a record."""
-    return record.workload.show(record.shown())
+    return record.workload.show(record.view)
 
 
 def with_counts(values: Sequence[str]) -> str:
@@ -186,7 +188,7 @@ def with_counts(values: Sequence[str]) -> str:
     return ", ".join(f"{count} x {value}" for value, count in Counter(values).items())
 
 
-def _demand_recipe(records: Sequence[Record], recipe: LoadedRecipe) -> None:
+def _demand_recipe(records: Sequence[Judged], recipe: LoadedRecipe) -> None:
     for record in records:
         require_equal(
             record.plan.recipe,
@@ -199,7 +201,7 @@ def _demand_recipe(records: Sequence[Record], recipe: LoadedRecipe) -> None:
 
 def _write_run(
     path: Path,
-    record: Record,
+    record: Judged,
     drawn: Overview,
     *,
     recipe: LoadedRecipe,

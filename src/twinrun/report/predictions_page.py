@@ -19,7 +19,7 @@ from twinrun.predict.claims import PredictedClaim, PredictedKernel, predicted_cl
 from twinrun.predict.rows import Residual, residuals
 from twinrun.report.picture import COLOURS, canvas, label_logarithmic, standalone, svg_text
 from twinrun.report.publication import predicted_of
-from twinrun.results.record import Record, hardware
+from twinrun.results.judged import Judged, hardware
 
 WORST = 10
 # Inches of the height of a panel.
@@ -27,7 +27,7 @@ PANEL = 2.1
 SIZES = ((1e9, "up to 1B"), (1e10, "1B to 10B"), (1e11, "10B to 100B"))
 
 
-def predictions(project: Project, records: Sequence[Record]) -> str:
+def predictions(project: Project, records: Sequence[Judged]) -> str:
     """Return the tables of the page, as Markdown.
 
     Args:
@@ -88,12 +88,12 @@ def _worst(found: Sequence[Residual], gpus: Mapping[str, Gpu]) -> str:
     return markdown_table(("rows of", "machines", "model", "layout", "published", "predicted", "error"), rows)
 
 
-def _runs(records: Sequence[Record]) -> str:
+def _runs(records: Sequence[Judged]) -> str:
     """Return predicted beside measured of every record that carries a prediction."""
     rows = []
     for record in records:
         points = {point.id: point for point in record.points}
-        for name, one in record.shown().predicted.items():
+        for name, one in record.view.predicted.items():
             measured = points[name].measurement("step-time")
             if one.seconds is None or one.covers is None or measured is None:
                 continue

@@ -6,20 +6,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from twinrun.foundation.text import number, percent, plain, plural
+from twinrun.foundation.text import number, percent, plural
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.bench import EAGER
-from twinrun.protocol.measurements import Fact, Measurement
+from twinrun.protocol.measurements import Measurement
 from twinrun.report.words import SIGNS
-from twinrun.results.record import Record, hardware
+from twinrun.results.judged import Judged, hardware
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads.tables_and_charts import Table, text, word_columns
-from twinrun.workloads.workload import PointRecord
+from twinrun.workloads.workload import MeasuredPoint
 
 
-def result(record: Record, metrics: Mapping[str, Metric]) -> tuple[str, str]:
+def result(record: Judged, metrics: Mapping[str, Metric]) -> tuple[str, str]:
     """Return the number that stands for a record, and what it is a number of.
 
     It is of the largest points, and a range where they have several measurements of the metric.
@@ -34,7 +34,7 @@ def result(record: Record, metrics: Mapping[str, Metric]) -> tuple[str, str]:
     return "nothing", "no point was measured"
 
 
-def standing_for(point: PointRecord, metric: str) -> list[Measurement]:
+def standing_for(point: MeasuredPoint, metric: str) -> list[Measurement]:
     """Return the measurements of a metric that stand for a point: what beats eager torch alone is none."""
     found = [one for one in point.measurements if one.metric == metric]
     return [one for one in found if one.labels.get("baseline") != EAGER]
@@ -48,7 +48,7 @@ def spread_over(medians: Sequence[float], metric: Metric) -> str:
     return " to ".join(ends)
 
 
-def _counted(found: Sequence[Measurement], points: Sequence[PointRecord], metric: Metric) -> str:
+def _counted(found: Sequence[Measurement], points: Sequence[MeasuredPoint], metric: Metric) -> str:
     unit = "" if metric.unit == RATIO else f" in {metric.unit}"
     where = points[0].id if len(points) == 1 else plural(len(points), "point")
     several = f"{plural(len(found), 'measurement')} of " if len(found) > 1 else ""
@@ -71,10 +71,12 @@ def claims_of(
     return [(verdict, claims.get(verdict.claim)) for verdict in ordered]
 
 
-def facts_of(points: Sequence[PointRecord]) -> list[tuple[str, str]]:
+def facts_of(points: Sequence[MeasuredPoint]) -> list[tuple[str, str]]:
     """Return by name what was found at the points; where they differ, of which point it is."""
     names = dict.fromkeys(name for point in points for name in point.facts)
-    return [(name, _common((point.id, _fact(point.facts.get(name))) for point in points)) for name in names]
+    return [
+        (name, _common((point.id, point.facts.get(name, "unknown")) for point in points)) for name in names
+    ]
 
 
 def _common(found: Iterable[tuple[str, str]]) -> str:
@@ -87,13 +89,7 @@ def _common(found: Iterable[tuple[str, str]]) -> str:
     )
 
 
-def _fact(value: Fact) -> str:
-    if value is None:
-        return "unknown"
-    return number(value) if isinstance(value, float) else plain(value)
-
-
-def placement_table(points: Sequence[PointRecord]) -> Table:
+def placement_table(points: Sequence[MeasuredPoint]) -> Table:
     """Return where each point ran, and what did not fit before."""
     columns = ("Point", "Nodes", "Devices", "Hosts", "Did not fit into memory")
     rows = tuple(
@@ -116,13 +112,13 @@ def placement_table(points: Sequence[PointRecord]) -> Table:
     )
 
 
-def software(record: Record) -> str:
+def software(record: Judged) -> str:
     """Return which PyTorch ran, which a stack's name does not say where its lock was not installed."""
-    torch = record.environment.libraries.get("torch")
+    torch = record.record.libraries.get("torch")
     return f"PyTorch {torch}" if torch else "no PyTorch"
 
 
-def label(record: Record) -> str:
+def label(record: Judged) -> str:
     """Return what tells a record from others of its hardware and subject."""
     return f"{record.created[:16].replace('T', ' ')}, run {record.run}"
 
@@ -138,17 +134,17 @@ class SubjectRecords(NamedTuple):
 
     hardware: str
     subject: str
-    shown: Record | None
+    shown: Judged | None
     """The record that stands for them; None where none says what ran."""
-    others: tuple[Record, ...]
+    others: tuple[Judged, ...]
     """The other records, newest first."""
     lacking: str
     """Why none is shown: what the newest does not say."""
 
 
-def ranked(records: Sequence[Record]) -> list[SubjectRecords]:
+def ranked(records: Sequence[Judged]) -> list[SubjectRecords]:
     """Return the records of each hardware and subject: most devices first, then most claims judged."""
-    groups: dict[tuple[str, str], list[Record]] = {}
+    groups: dict[tuple[str, str], list[Judged]] = {}
     for record in records:
         groups.setdefault((hardware(record), record.description.subject), []).append(record)
     found = [(group, _subject(*names, group)) for names, group in groups.items()]
@@ -156,24 +152,24 @@ def ranked(records: Sequence[Record]) -> list[SubjectRecords]:
     return [subject for _, subject in found]
 
 
-def selected(records: Sequence[Record]) -> list[Record]:
+def selected(records: Sequence[Judged]) -> list[Judged]:
     """Return the record that stands for each hardware and subject, where one says what ran."""
     return [one.shown for one in ranked(records) if one.shown]
 
 
-def unnamed(record: Record) -> str:
+def unnamed(record: Judged) -> str:
     """Return why a record does not say what ran: which commit, and which PyTorch; empty where it does."""
-    if record.revision.commit is None:
+    if record.record.revision.commit is None:
         return "the run has no commit"
-    if record.revision.changes_sha256 is not None:
+    if record.record.revision.changes_sha256 is not None:
         return "the commit of the run had changes"
-    torch = record.environment.libraries.get("torch")
+    torch = record.record.libraries.get("torch")
     if torch is None or _named_after(record, torch):
         return ""
     return f"PyTorch {torch} ran under the name {record.plan.stack}"
 
 
-def _named_after(record: Record, torch: str) -> bool:
+def _named_after(record: Judged, torch: str) -> bool:
     stack, ran = _STACK.fullmatch(record.plan.stack), _TORCH.fullmatch(torch)
     if stack is None or ran is None:
         # The name of the stack has no version: its lock has.
@@ -182,7 +178,7 @@ def _named_after(record: Record, torch: str) -> bool:
     return stack["torch"] == ran["torch"] and toolkits[-1].startswith(toolkits[0])
 
 
-def _subject(machine: str, subject: str, group: Sequence[Record]) -> SubjectRecords:
+def _subject(machine: str, subject: str, group: Sequence[Judged]) -> SubjectRecords:
     newest = sorted(group, key=lambda one: one.created, reverse=True)
     named = [record for record in newest if not unnamed(record)]
     # A record of an older version measured something else, and one of fewer points only a part.
@@ -191,11 +187,11 @@ def _subject(machine: str, subject: str, group: Sequence[Record]) -> SubjectReco
     return SubjectRecords(machine, subject, shown, others, "" if shown else unnamed(newest[0]))
 
 
-def _devices(record: Record) -> int:
+def _devices(record: Judged) -> int:
     return max((point.devices for point in record.points), default=0)
 
 
-def judged(record: Record | None) -> int:
+def judged(record: Judged | None) -> int:
     """Return how many claims about a record were decided."""
     verdicts = record.verdicts if record else ()
     return sum(verdict.final not in ("not-comparable", "config-mismatch") for verdict in verdicts)

@@ -16,7 +16,7 @@ from twinrun.results.finished_run import FinishedRun
 from twinrun.results.verdicts import FAILURES, Outcome, Verdict
 from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns
 
-STYLES: dict[Outcome, str] = {"reproduced": "green", "holds-here": "green"}
+STYLES: dict[Outcome, str] = {"reproduced": "green", "exceeds": "green", "holds-here": "green"}
 STYLES |= dict.fromkeys(FAILURES, "bold red")
 VERDICT = Column(title="verdict", numeric=False, whole=True)
 # Columns that a column takes beside its text: its padding and a divider.
@@ -86,8 +86,8 @@ class View:
 
 def run_tables(run: FinishedRun) -> Group:
     """Return the measured numbers of a run and, where no claim was judged, what was published beside them."""
-    beside = None if run.record.verdicts else run.overview.beside
-    shown = (*run.workload.show(run.view), *([beside] if beside else []))
+    beside = None if run.record.verdicts else run.record.overview.beside
+    shown = (*run.record.workload.show(run.record.view), *([beside] if beside else []))
     return Group(*(View(table) for table in shown))
 
 

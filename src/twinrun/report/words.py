@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from twinrun.foundation.text import number, percent, plural
-from twinrun.results.record import Record, hardware
+from twinrun.results.judged import Judged, hardware
 from twinrun.results.verdicts import (
     FAILURES,
+    HOLDS,
     QUESTIONS,
     ConditionName,
     Outcome,
@@ -26,6 +27,7 @@ SIGNS: dict[Outcome, str] = {
     "not-reproduced": "✗",
     "fails-here": "✗",
     "reproduced": "✓",
+    "exceeds": "▲",
     "holds-here": "✓",
     "config-mismatch": "≠",
     "not-comparable": "○",
@@ -43,7 +45,8 @@ COUNTED: dict[Outcome, tuple[str, str]] = {
 UNASKED = COUNTED["not-comparable"]
 NEEDS: dict[ConditionName, tuple[str, str]] = {
     "hardware": ("needs the published hardware", "need the published hardware"),
-    "subject": ("is of other weights", "are of other weights"),
+    "written": ("is not written yet", "are not written yet"),
+    "subject": ("is of another model", "are of another model"),
     "account": ("needs a whole record", "need a whole record"),
     "points": ("needs points that did not run", "need points that did not run"),
     "configuration": ("is of another configuration", "are of another configuration"),
@@ -96,7 +99,7 @@ def measured_value(verdict: Verdict) -> str:
     return f"{verdict.measured:.2g} apart" if verdict.measured else "equal"
 
 
-def headline(record: Record) -> str:
+def headline(record: Judged) -> str:
     """Say in one sentence what became of the claims on which hardware, and whether it ran small."""
     place = " ".join([hardware(record), *_small(record)])
     if not record.verdicts and (found := _reached(record)):
@@ -104,7 +107,7 @@ def headline(record: Record) -> str:
     return _smoke(place, record) if record.plan.scale == "smoke" else sentence(place, record.verdicts)
 
 
-def _reached(record: Record) -> str:
+def _reached(record: Judged) -> str:
     """Return the metric that stands for a record, at its largest point; empty where it has none."""
     point = max(record.points, key=lambda one: one.devices)
     for metric in record.workload.headline:
@@ -116,7 +119,7 @@ def _reached(record: Record) -> str:
     return ""
 
 
-def _smoke(place: str, record: Record) -> str:
+def _smoke(place: str, record: Judged) -> str:
     """Say what a smoke run shows: that the code does what claims say of it, and nothing of a publication."""
     held = sum(one.final == "holds-here" for one in record.verdicts)
     rest = [one for one in record.verdicts if one.final not in ("holds-here", *FAILURES)]
@@ -129,7 +132,7 @@ def _smoke(place: str, record: Record) -> str:
     return f"Smoke run on {place}: {', '.join(parts) or 'nothing was judged'}."
 
 
-def _checked(record: Record) -> Iterator[str]:
+def _checked(record: Judged) -> Iterator[str]:
     """Yield how many checks passed, which failed, and how many results are as right as is allowed."""
     checks = [one for point in record.points for one in point.checks]
     if checks:
@@ -137,14 +140,17 @@ def _checked(record: Record) -> Iterator[str]:
         yield f"{passed} of {plural(len(checks), 'check')} {'passes' if passed == 1 else 'pass'}"
         if failed := dict.fromkeys(one.id for one in checks if one.outcome == "fail"):
             yield f"{', '.join(failed)} {'fails' if len(failed) == 1 else 'fail'}"
+    # Ours alone: an implementation beside it is somebody else's.
     errors = [
-        one.high <= allowed
+        f"{point.id} {one.id}"
         for point in record.points
         for one in point.measurements
-        if isinstance(allowed := point.facts.get(f"{one.id.removesuffix('/error')} allowed error"), float)
+        if one.metric == "error" and "@" not in one.id
     ]
-    if errors:
-        yield f"{sum(errors)} of {plural(len(errors), 'result')} within the allowed error"
+    wrong = [one for one in record.refusals if one.kind == "correctness" and not one.number]
+    if errors or wrong:
+        results = max(len(errors), len(wrong))
+        yield f"{results - len(wrong)} of {plural(results, 'result')} within the allowed error"
 
 
 def _failed(verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -160,9 +166,9 @@ def _waiting(verdicts: Sequence[Verdict], needs: Mapping[ConditionName, tuple[st
         yield f"{count} {one if count == 1 else several}"
 
 
-def _small(record: Record) -> Iterator[str]:
+def _small(record: Judged) -> Iterator[str]:
     """Yield in what a run is smaller than the published one, which a verdict does not say."""
-    for one in record.plan.differences:
+    for one in record.differences:
         accepted = one.published if isinstance(one.published, tuple) else (one.published,)
         sizes = [size for size in accepted if isinstance(size, int)]
         if one.field == "parameters" and isinstance(one.found, int) and sizes and one.found < min(sizes):
@@ -173,7 +179,7 @@ def _small(record: Record) -> Iterator[str]:
 def claims_in_words(verdicts: Sequence[Verdict]) -> str:
     """Count the claims that were judged, and name those that failed."""
     counts = Counter(verdict.final for verdict in verdicts)
-    held = [(counts["reproduced"], "reproduced")]
+    held = [(counts["reproduced"], "reproduced"), (counts["exceeds"], "above the published value")]
     held.append((counts["holds-here"], COUNTED["holds-here"][counts["holds-here"] != 1]))
     failed = [one for one in verdicts if one.final in FAILURES]
     parts = [f"{count} {name}" for count, name in held if count]
@@ -181,7 +187,7 @@ def claims_in_words(verdicts: Sequence[Verdict]) -> str:
     return ", ".join(parts) or "none judged"
 
 
-def headline_of_all(records: Sequence[Record], verdicts: Sequence[Verdict]) -> str:
+def headline_of_all(records: Sequence[Judged], verdicts: Sequence[Verdict]) -> str:
     """Say in one sentence what became of claims about `records`, of one alone and between them."""
     *first, last = dict.fromkeys(map(hardware, records))
     return sentence(" and ".join([", ".join(first), last] if first else [last]), verdicts)
@@ -193,6 +199,8 @@ def sentence(place: str, verdicts: Sequence[Verdict]) -> str:
         return f"On {place}: no claim was judged."
     counts = Counter(verdict.final for verdict in verdicts)
     parts = [f"{counts['reproduced']} of {plural(len(verdicts), 'claim')} reproduced as published"]
+    if above := counts["exceeds"]:
+        parts.append(f"{above} above the published value")
     if held := counts["holds-here"]:
         parts.append(f"{held} {COUNTED['holds-here'][held != 1]}")
     if other := counts["config-mismatch"]:
@@ -201,7 +209,7 @@ def sentence(place: str, verdicts: Sequence[Verdict]) -> str:
     return f"On {place}: {', '.join([*parts, *_failed(verdicts), *_waiting(waiting, NEEDS)])}."
 
 
-def tone(record: Record) -> Tone:
+def tone(record: Judged) -> Tone:
     """Return the colour of the headline."""
     found = tone_of(record.verdicts)
     return "neutral" if found == "good" and record.plan.scale == "smoke" else found
@@ -212,7 +220,7 @@ def tone_of(verdicts: Sequence[Verdict]) -> Tone:
     outcomes = {verdict.final for verdict in verdicts}
     if outcomes & set(FAILURES):
         return "bad"
-    return "good" if outcomes & {"reproduced", "holds-here"} else "neutral"
+    return "good" if outcomes & set(HOLDS) else "neutral"
 
 
 def worst_first(verdicts: Sequence[Verdict]) -> list[Verdict]:

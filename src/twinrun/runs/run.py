@@ -23,9 +23,9 @@ from twinrun.machine.architecture import architectures_needed
 from twinrun.planning.plan import Plan
 from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Allocation
-from twinrun.protocol.machine import Device, Machine
 from twinrun.results.finished_run import FinishedRun
-from twinrun.results.judge import RULES, claims_digest, judge
+from twinrun.results.judge import judged
+from twinrun.results.judged import measured_points
 from twinrun.results.record import Environment, Record, write_record
 from twinrun.runs.checkpointing import check_legs, demand_signatures
 from twinrun.runs.data import prepared_data, take_documents
@@ -78,14 +78,7 @@ def execute(
         if record is None:
             return run
         write_record(run / "record.json", record)
-    return FinishedRun(
-        record=record,
-        recipe=selection.recipe,
-        workload=selection.workload,
-        project=project,
-        folder=run,
-        file=run / "record.json",
-    )
+    return FinishedRun(record=judged(record, project), folder=run, file=run / "record.json")
 
 
 def _measure(
@@ -129,18 +122,17 @@ def _measure(
     done = sweep.submit() if detach else sweep.finish()
     if len(done) < len(selection.plan.points):
         return None
-    if not any(one.point.measurements or one.point.checks for one in done):
+    measured = measured_points(selection.plan, tuple(one.point for one in done), selection.gpu)
+    if not any(one.measurements or one.checks for one in measured):
         raise InputError("nothing was measured", place=str(run), hint="no point has what --set left")
     site = selection.site
     environment = Environment(
-        python=installed.python,
-        libraries=done[-1].libraries,
         lock_differences=lock_differences(installed, selection.stack, project.root),
         changed_files=changed,
         image_digest=engine.image_digest,
         variables=steering_variables(os.environ | (site.site.environment if site else {})),
     )
-    return _record(project, selection, run, done, environment)
+    return _record(project, selection.plan, run, done, environment)
 
 
 def _changed_files(engine: Engine, display: Display) -> dict[str, str]:
@@ -170,31 +162,21 @@ def _archs(project: Project, selection: Selection) -> tuple[str, ...]:
 
 
 def _record(
-    project: Project, selection: Selection, run: Path, done: Sequence[PointOutcome], environment: Environment
+    project: Project, plan: Plan, run: Path, done: Sequence[PointOutcome], environment: Environment
 ) -> Record:
-    """Return the judged record of the finished points of a run."""
-    plan, published = selection.plan, selection.recipe.published
-    allocation = _allocation([one.allocation for one in done])
+    """Return the record of the finished points of a run."""
     left = ("plan.json", METRICS, *plan.description.files)
-    files = {name: sha256_of_file(run / name) for name in left if (run / name).exists()}
-    record = Record(
+    return Record(
         twinrun=__version__,
         run=run.name,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         plan=plan,
-        plan_sha256=plan.sha256(),
-        claims_sha256=claims_digest(published),
-        rules=RULES,
         revision=revision(project.root),
-        machine=_first_node(selection, allocation),
-        allocation=allocation,
-        gpu=selection.gpu,
+        allocation=_allocation([one.allocation for one in done]),
         environment=environment,
         points=tuple(one.point for one in done),
-        verdicts=(),
-        files=files,
-    )
-    return record.model_copy(update={"verdicts": judge(record, published, project)}).with_digest()
+        files={name: sha256_of_file(run / name) for name in left if (run / name).exists()},
+    ).with_digest()
 
 
 def _allocation(allocations: Sequence[Allocation]) -> Allocation:
@@ -202,37 +184,6 @@ def _allocation(allocations: Sequence[Allocation]) -> Allocation:
     nodes = dict.fromkeys(node for one in allocations for node in one.nodes)
     reports = {host: report for one in allocations for host, report in one.reports.items()}
     return allocations[-1].model_copy(update={"nodes": tuple(nodes), "reports": reports})
-
-
-def _first_node(selection: Selection, allocation: Allocation) -> Machine:
-    """Return the first node of an allocation; the host that submits may be of another kind."""
-    machine, report = selection.machine, allocation.reports.get(allocation.nodes[0])
-    if selection.site is None or report is None:
-        return machine
-    vendor, gpu = selection.vendor, selection.gpu
-    devices = tuple(
-        Device(
-            index=index,
-            name=name,
-            gpu=gpu.id if gpu else None,
-            arch=gpu.arch if gpu else None,
-            memory_bytes=None,
-            unique_id=None,
-            driver=report.driver,
-        )
-        for index, name in enumerate(report.devices)
-    )
-    return Machine(
-        vendor=vendor.name,
-        devices=devices,
-        driver=report.driver if devices else None,
-        host=allocation.nodes[0],
-        cpu=report.cpu,
-        cpu_count=report.cores,
-        memory_bytes=report.memory_bytes,
-        kernel=report.kernel,
-        probe=f"asked on the node by its first rank, at the site {selection.site.name}",
-    )
 
 
 @contextlib.contextmanager

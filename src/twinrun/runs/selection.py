@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from twinrun.execution.engine import EngineModule
@@ -19,12 +20,14 @@ from twinrun.manifests.cluster import LoadedSite, load_site
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Gpu, Vendor, require_vendor
+from twinrun.planning.configuration import differences_of_plan
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
 from twinrun.protocol.job import Checkpointing
 from twinrun.protocol.machine import Machine
 from twinrun.runs.checkpointing import checkpointing_of
 from twinrun.workloads import load_workload
+from twinrun.workloads.settings import Difference
 from twinrun.workloads.sweep import refuse
 from twinrun.workloads.workload import Choice, Hardware, PlanDescription, Workload
 
@@ -87,6 +90,11 @@ class Selection:
     def description(self) -> PlanDescription:
         """What follows from the plan."""
         return self.plan.description
+
+    @cached_property
+    def differences(self) -> tuple[Difference, ...]:
+        """Where the run will not be the published configuration."""
+        return differences_of_plan(self.recipe, self.plan)
 
     @property
     def site(self) -> LoadedSite | None:

@@ -255,6 +255,18 @@ class MeasuredPoint(Numbers, Generic[PointPart, RankResult]):
         """Single values that the ranks sent, by their dotted names, for a reader."""
         return dict(_facts(self.sent.result.model_dump(mode="json", exclude={"point"}, exclude_none=True)))
 
+    def summary(self) -> dict[str, object]:
+        """Return its place and its numbers, without their samples, as `--json` prints them."""
+        kept = {name: getattr(self, name) for name in ("id", "nodes", "devices", "cards", "hosts", "facts")}
+        ends = ("median", "low", "high", "count")
+        measured = [
+            one.model_dump(mode="json", exclude={"samples", "divisor"})
+            | {end: getattr(one, end) for end in ends}
+            for one in self.measurements
+        ]
+        checks = [one.model_dump(mode="json") for one in self.checks]
+        return {**kept, "measurements": measured, "checks": checks}
+
 
 def _facts(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, value in table.items():
