@@ -1,54 +1,55 @@
-"""Small records for tests, made as a run makes them: measured numbers, and what follows from those."""
+"""Small records for tests, made as ranks send them: typed results with every sample, and judged."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from twinrun.manifests.published import PublishedClaims
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
-from twinrun.protocol.allocation import Allocation, NodeReport
-from twinrun.protocol.machine import Device, Machine, Revision
-from twinrun.protocol.measurements import Measurement, Series, sampled
-from twinrun.results.between import verdicts_between
-from twinrun.results.bounds import excesses
-from twinrun.results.conditions import Findings
-from twinrun.results.judge import RULES, claims_digest, verdicts_on
-from twinrun.results.judge import judge as judge_whole
+from twinrun.protocol.allocation import Allocation, NodeDevice, NodeReport
+from twinrun.protocol.bench import BenchResult, Call, Implementation, PeakRate, Work
+from twinrun.protocol.job import Result
+from twinrun.protocol.machine import Revision
+from twinrun.protocol.measurements import Measurement
+from twinrun.protocol.power import PowerSource
+from twinrun.protocol.training import Step, TrainingResult
+from twinrun.results.judge import judged
+from twinrun.results.judged import Judged
 from twinrun.results.reading import read_record
-from twinrun.results.record import Environment, Record
+from twinrun.results.record import Environment, Record, content_digest
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads import load_workload
-from twinrun.workloads.workload import Hardware, PointRecord
+from twinrun.workloads.workload import Hardware, Point, PointRecord
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = Project(ROOT)
 TRAINING, BENCH = "mpt7b-scaling", "mamba-kernels"
 RECIPE = TRAINING
 PROCESSOR = "a processor"
-# Names of devices whose rows are called otherwise.
-NAMES = (
-    *("NVIDIA H100 80GB HBM3", "NVIDIA H100 96GB", "NVIDIA H100 PCIe", "NVIDIA A100-SXM4-80GB"),
-    *("NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe", "NVIDIA GH200 480GB"),
-)
+RECORDS = ROOT / "tests" / "data" / "records"
+"""Records of real smoke runs on a processor, one a recipe."""
 
 
-def warmed(*values: float) -> tuple[float, ...]:
-    """Return a curve that falls by one in the published warm-up of 100 steps, and then has `values`."""
-    return (*(values[0] + 1 - step / 100 for step in range(100)), *values)
+def smoke(recipe: str) -> dict[str, Any]:
+    """Return what the file of a smoke run says."""
+    content: dict[str, Any] = json.loads((RECORDS / f"{recipe}.json").read_text(encoding="utf-8"))
+    return content
 
 
-LOSSES = warmed(4.0, 3.0, 2.5, 2.2, 2.0)
+def smoke_record(recipe: str) -> Judged:
+    """Return the judged record of a smoke run."""
+    return read_record(RECORDS / f"{recipe}.json", PROJECT)
 
 
-@cache
-def committed(recipe: str, name: str) -> Record:
-    """Return a committed record of a recipe."""
-    return read_record(ROOT / "recipes" / recipe / "results" / f"{name}.json", PROJECT)
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """Return what a record's file says, with the digest that whoever edits it computes anew."""
+    return content | {"sha256": content_digest(content)}
 
 
 def hardware(gpu: str | None, devices: int = 8) -> Hardware:
@@ -89,6 +90,16 @@ def plan(
     return made
 
 
+def falling(vocabulary: int, steps: int) -> tuple[float, ...]:
+    """Return a curve of a training that learns: from guessing down by a third, each step another loss."""
+    first = math.log(vocabulary) + 0.3
+    return tuple(first * (1 - step / (3 * steps)) for step in range(steps))
+
+
+# The losses of MPT-7B at the paper scale.
+LOSSES = falling(50368, 30)
+
+
 def training_record(
     rates: Mapping[str, float],
     *,
@@ -97,56 +108,62 @@ def training_record(
     scale: str = "paper",
     settings: tuple[str, ...] = (),
     spread: float = 0.0,
-    count: int = 20,
-    losses: Sequence[float] | Mapping[str, Sequence[float]] = LOSSES,
+    watts: float | None = None,
+    losses: Sequence[float] | Mapping[str, Sequence[float]] = (),
+    controls: Mapping[str, Sequence[Sequence[float]]] | None = None,
     orders: Mapping[str, str] | None = None,
-) -> Record:
-    """Return a judged record of a sweep.
+    project: Project = PROJECT,
+    **fields: Any,
+) -> Judged:
+    """Return a judged record of a sweep, of the points that have a rate.
 
     Args:
         rates: model TFLOP/s of a device, by point.
         spread: how far the slowest and fastest step are from the median, over it.
+        losses: of every point, or by point; those of a training that learns when left out.
+        fields: further fields of the record.
     """
-    made = plan(recipe, scale=scale, gpu=gpu, settings=settings, devices=8)
-    row = PROJECT.gpus[gpu] if gpu else None
-    shape, training = made.part.shape, made.part.training
-    memory = 60.0 if row is None or row.device_memory_bytes > 60e9 else 30.0
-    points = []
+    made = plan(recipe, scale=scale, gpu=gpu, settings=settings, project=project)
+    made = made.model_copy(update={"points": tuple(one for one in made.points if one.id in rates)})
+    sent = []
     for point in made.points:
-        if point.id not in rates:
-            continue
+        shape, training = point.part.shape or made.part.shape, made.part.training
         flops = shape.flops_per_token() * training.global_batch * shape.sequence
         seconds = flops / (rates[point.id] * 1e12 * point.world_size)
-        samples = [seconds] * count
-        if count > 1:
-            samples[0], samples[-1] = seconds * (1 - spread), seconds * (1 + spread)
         curve = losses[point.id] if isinstance(losses, Mapping) else losses
-        if (leg := point.part.leg) and not leg.last:
-            curve = curve[: leg.end]
-        record = PointRecord(
-            id=point.id,
-            nodes=point.nodes,
-            devices=point.world_size,
-            hosts=tuple(f"node-{number}" for number in range(point.nodes)),
-            part=point.part,
-            measurements=(
-                sampled("step-time", samples, metric="step-time", unit="s", per="run"),
-                sampled("peak-memory", [memory], metric="peak-memory", unit="GiB", per="device"),
-            ),
-            series=(Series(id="loss", metric="loss", unit="nats/token", per="run", values=tuple(curve)),),
-            facts={
-                "microbatch": point.part.microbatches[-1],
-                "parameters": shape.parameters(),
-                "parallelism": "fsdp2",
-                "attention backend": "flash",
-                "device name": f"a {point.part.leg.vendor} device" if point.part.leg else "a device",
-                "warm-up steps": 2,
-                "data hash": "d" * 64,
-                "order hash": (orders or {}).get(point.id, "0" * 64),
-            },
+        leg, curve = point.part.leg, curve or falling(shape.vocabulary, training.steps)
+        begin, curve = (leg.begin, curve[: leg.end]) if leg else (0, curve)
+        ends = {begin + training.warmup_steps + 1: 1 - spread, len(curve): 1 + spread}
+        steps = tuple(
+            Step(
+                step=number,
+                loss=loss,
+                seconds=seconds * ends.get(number, 1),
+                timed=number > begin + training.warmup_steps,
+                watts=watts,
+            )
+            for number, loss in enumerate(curve, start=1)
         )
-        points.append(with_derived(record, made, row))
-    return finished(made, points, row)
+        row = PROJECT.gpus[gpu] if gpu else None
+        result = TrainingResult(
+            point=point.id,
+            device_name=_name(None if leg and leg.processor else row),
+            libraries=_libraries(made),
+            parameters=shape.parameters(),
+            microbatch=point.part.microbatches[0],
+            steps=steps,
+            peak_memory_bytes=int(row.device_memory_bytes * 0.9) if row else 30 << 30,
+            device_memory_bytes=row.device_memory_bytes if row else 64 << 30,
+            attention_backend="flash",
+            parallelism="fsdp2" if (point.part.sharding or training.sharding) == "full" else "ddp",
+            data_hash="d" * 64,
+            order_hash=(orders or {}).get(point.id, "a" * 64),
+            weights_hash="b" * 64,
+            controls=tuple(map(tuple, (controls or {}).get(point.id, ()))),
+            power=PowerSource(sensor="a meter" if watts else None),
+        )
+        sent.append(_sent(point, result))
+    return finished(made, sent, project=project, **fields)
 
 
 def bench_record(
@@ -154,161 +171,144 @@ def bench_record(
     *,
     gpu: str | None = "mi250",
     point: str = "2x4096x5376x16",
-    facts: Mapping[str, Any] | None = None,
-) -> Record:
-    """Return a judged record of one case; `times` are in ms by measurement, such as `NAME@BASELINE`."""
-    made = plan(BENCH, gpu=gpu)
-    row = PROJECT.gpus[gpu] if gpu else None
-    placed = next(one for one in made.points if one.id == point)
-    found = []
-    for name, samples in times.items():
-        call, _, baseline = name.partition("@")
-        labels = {"call": call, "implementation": baseline or "ours"}
-        found.append(sampled(name, samples, metric="time", unit="ms", per="device", labels=labels))
-    record = PointRecord(
-        id=placed.id,
-        nodes=1,
-        devices=1,
-        hosts=("node-0",),
-        part=placed.part,
-        measurements=tuple(found),
-        facts={"device name": "a device", "version of ours": "1", **(facts or {})},
+    scale: str = "paper",
+    errors: Mapping[str, float] | None = None,
+    work: float | None = None,
+    settings: tuple[str, ...] = (),
+    **fields: Any,
+) -> Judged:
+    """Return a judged record of one case; `times` are in ms by measurement, such as `NAME@BASELINE`.
+
+    Args:
+        errors: of our calls and of baselines, by the same names.
+        work: bytes that each call moves at least.
+    """
+    made = plan(BENCH, gpu=gpu, scale=scale, settings=(f"cases={point}", *settings))
+    loaded, calls, row = PROJECT.recipe(BENCH), [], PROJECT.gpus[gpu] if gpu else None
+
+    def done(name: str, who: str, samples: Sequence[float]) -> Implementation:
+        error = (errors or {}).get(name, 1e-4)
+        return Implementation(name=who, version="1", milliseconds=tuple(samples), errors={"output": error})
+
+    for name in (one for one in times if "@" not in one):
+        values = [(label.name, value) for label in loaded.tables.label for value in label.values]
+        labels = {label: value for label, value in values if value in name.split("-")}
+        others = [one for one in times if one.startswith(f"{name}@")]
+        calls.append(
+            Call(
+                name=name,
+                title=name,
+                labels={label.name: label.default for label in loaded.tables.label if label.default} | labels,
+                work=Work(formula="bytes/own", amounts={"copy": work}) if work else None,
+                allowed_error=1e-3,
+                ours=done(name, "ours", times[name]),
+                baselines=tuple(done(one, one.partition("@")[2], times[one]) for one in others),
+            )
+        )
+    peaks = (PeakRate(resource="copy", rate=row.device_bandwidth_bytes_s * 0.9, how="a copy"),) if row else ()
+    result = BenchResult(
+        point=point,
+        device_name=_name(row),
+        libraries=_libraries(made),
+        seed=1,
+        peak_rates=peaks,
+        calls=tuple(calls),
+        device_memory_bytes=1 << 36,
+        peak_memory_bytes=1 << 30,
     )
-    return finished(made, [with_derived(record, made, row)], row)
+    return finished(made, [_sent(made.points[0], result)], **fields)
 
 
-def with_derived(point: PointRecord, made: Plan, gpu: Gpu | None) -> PointRecord:
-    """Return the point with what follows from its measured numbers."""
-    derived = load_workload(made.workload).derived(made.part, point, gpu)
-    return point.model_copy(update={"measurements": (*point.measurements, *derived)})
-
-
-def finished(made: Plan, points: Sequence[PointRecord], gpu: Gpu | None) -> Record:
-    """Return the judged record of measured points, on hosts that have as many devices as they need."""
-    published = PROJECT.recipe(made.recipe).published
-    digest = made.sha256()
-    record = Record(
-        twinrun="0",
-        run=f"20260101-000000-{digest[:8]}-0000",
-        created="2026-01-31T00:00:00+00:00",
-        plan=made,
-        plan_sha256=digest,
-        claims_sha256=claims_digest(published),
-        rules=RULES,
-        revision=Revision(commit="c" * 40, changes_sha256=None),
-        machine=machine(made.vendor, gpu, devices=_per_node(made)),
-        allocation=_allocation(made, gpu),
-        gpu=gpu,
-        environment=Environment(
-            python="3.11.9",
-            libraries={"python": "3.11.9", "torch": _torch(made)},
-            lock_differences={},
-            image_digest=None,
-            variables={},
-        ),
-        points=tuple(_named(point, made, gpu) for point in points),
-        verdicts=(),
-        files=dict.fromkeys(("plan.json", "metrics.jsonl"), "f" * 64),
-    )
-    return record.model_copy(update={"verdicts": judge_whole(record, published, PROJECT)}).with_digest()
-
-
-def judge(record: Record, published: PublishedClaims, project: Project = PROJECT) -> tuple[Verdict, ...]:
-    """Judge what a record says, without the account of all that a test leaves out of it."""
-    return verdicts_on(record, published, project, Findings(excesses=excesses(record, project)))
-
-
-def verdict_on(record: Record, claim: str) -> Verdict:
-    """Return what `judge` says of one claim of the record's recipe."""
-    published = PROJECT.recipe(record.plan.recipe).published
-    return next(one for one in judge(record, published) if one.claim == claim)
-
-
-def judge_between(records: Sequence[Record], project: Project = PROJECT) -> tuple[Verdict, ...]:
-    """Judge the claims between records, as `judge` does those about one."""
-    own = [one.model_copy(update={"run": f"{one.run[:-4]}{number:04}"}) for number, one in enumerate(records)]
-    return verdicts_between(own, project, {one.run: Findings(excesses=excesses(one, project)) for one in own})
-
-
-def _per_node(made: Plan) -> int:
-    return max((point.devices_per_node for point in made.points), default=1)
-
-
-def _torch(made: Plan) -> str:
-    return PROJECT.stack(made.stack).locked(ROOT)["torch"][0]
-
-
-def device_name(gpu: Gpu | None) -> str:
-    """Return what a framework calls a GPU, or a processor where there is none."""
-    if gpu is None:
-        return PROCESSOR
-    names = (gpu.name, f"NVIDIA {gpu.id[:4].upper()}", *NAMES)
-    return next(name for name in names if any(one.search(name) for one in gpu.match))
-
-
-def _named(point: PointRecord, made: Plan, gpu: Gpu | None) -> PointRecord:
-    """Return a point whose ranks saw the devices of its hosts, where a test says nothing of them."""
-    planned = {one.id: one.part for one in made.points}
-    leg = getattr(planned[point.id], "leg", None)
-    name = PROCESSOR if leg and leg.processor else device_name(gpu)
-    placeholder = str(point.facts.get("device name", "a device")).startswith(("a ", "one"))
-    return point.model_copy(update={"facts": point.facts | ({"device name": name} if placeholder else {})})
-
-
-def _allocation(made: Plan, gpu: Gpu | None) -> Allocation:
-    nodes = tuple(f"node-{number}" for number in range(max((one.nodes for one in made.points), default=1)))
-    host = machine(made.vendor, gpu, devices=_per_node(made))
+def finished(made: Plan, sent: Sequence[PointRecord], *, project: Project = PROJECT, **fields: Any) -> Judged:
+    """Return the judged record of points, on hosts that have as many devices as they need."""
+    row = PROJECT.gpus[made.gpu] if made.gpu else None
+    nodes = tuple(dict.fromkeys(host for point in sent for host in point.hosts)) or ("node-0",)
+    most = max((point.devices_per_node for point in made.points), default=1)
+    device = NodeDevice(name=_name(row), arch=row.arch, memory_bytes=row.device_memory_bytes) if row else None
     report = NodeReport(
-        cpu=host.cpu,
-        cores=host.cpu_count,
-        memory_bytes=host.memory_bytes,
-        kernel=host.kernel,
-        devices=tuple(one.name for one in host.devices),
-        driver=host.driver,
+        cpu=PROCESSOR,
+        cores=8,
+        memory_bytes=1 << 37,
+        kernel="6.1",
+        devices=(device,) * most if device else (),
+        driver="1.2.3",
         interfaces=(),
         transport={},
         software_sha256="5" * 64,
     )
-    return Allocation(scheduler=made.scheduler, nodes=nodes, reports=dict.fromkeys(nodes, report))
-
-
-def machine(vendor: str, gpu: Gpu | None = None, *, devices: int = 0) -> Machine:
-    """Return the first host of a run, with the devices that one of its nodes has."""
-    return Machine(
-        vendor=vendor,
-        devices=tuple(_device(gpu, number) for number in range(devices)) if gpu else (),
-        driver="1.2.3",
-        host="node-0",
-        cpu=PROCESSOR,
-        cpu_count=8,
-        memory_bytes=1 << 36,
-        kernel="6.1",
-        probe="none asked",
+    record = Record(
+        **{
+            "twinrun": "0",
+            "run": f"20261101-000000-{made.sha256()[:8]}-0000",
+            "created": "2026-11-21T00:00:00+00:00",
+            "plan": made,
+            "revision": Revision(commit="c" * 40, changes_sha256=None),
+            "allocation": Allocation(
+                scheduler=made.scheduler, nodes=nodes, reports=dict.fromkeys(nodes, report)
+            ),
+            "environment": Environment(lock_differences={}, image_digest=None, variables={}),
+            "points": tuple(sent),
+            "files": {},
+            **fields,
+        }
     )
+    return judged(record.with_digest(), project)
 
 
-def _device(gpu: Gpu, number: int) -> Device:
-    return Device(
-        index=number,
-        name=device_name(gpu),
-        gpu=gpu.id,
-        arch=gpu.arch,
-        memory_bytes=gpu.device_memory_bytes,
-        unique_id=f"GPU-{number}",
-        driver="1.2.3",
+def again(found: Judged, **fields: Any) -> Judged:
+    """Return the record with other fields, judged anew."""
+    return judged(found.record.model_copy(update=fields).with_digest(), PROJECT)
+
+
+def replaced(found: Judged, point: str, **fields: Any) -> Judged:
+    """Return the record with other fields of the result of one point, judged anew."""
+    points = tuple(
+        one.model_copy(update={"result": one.result.model_copy(update=fields)}) if one.id == point else one
+        for one in found.record.points
     )
+    return again(found, points=points)
 
 
-def replaced(record: Record, point: str, **fields: Any) -> Record:
-    """Return the record with fields of one point changed."""
-    points = tuple(one.model_copy(update=fields) if one.id == point else one for one in record.points)
-    return record.model_copy(update={"points": points})
+def verdict_on(found: Judged, claim: str) -> Verdict:
+    """Return the verdict on one claim."""
+    return next(one for one in found.verdicts if one.claim == claim)
 
 
-def measurement(record: Record, point: str, name: str) -> Measurement:
+def finals(found: Judged) -> dict[str, str]:
+    """Return the outcome that counts of each claim."""
+    return {one.claim: one.final for one in found.verdicts}
+
+
+def measurement(found: Judged, point: str, name: str) -> Measurement:
     """Return one measurement of a record."""
-    found = record.point(point)
-    assert found
-    one = found.measurement(name)
+    at = found.point(point)
+    one = at and at.measurement(name)
     assert one
     return one
+
+
+def of_recipe(found: Judged, **published: Any) -> Judged:
+    """Return the record judged by other published claims."""
+    claims = found.recipe.published.model_copy(update=published)
+    project = Project(found.project.root)
+    loaded = found.recipe.model_copy(update={"published": claims})
+    project.recipe = lambda _name: loaded  # type: ignore[method-assign]
+    return judged(found.record, project)
+
+
+def _sent(point: Point, result: Result) -> PointRecord:
+    hosts = tuple(f"node-{number}" for number in range(point.nodes))
+    return PointRecord(id=point.id, hosts=hosts, result=result)
+
+
+def _libraries(made: Plan) -> dict[str, str]:
+    return {"python": "3.11.9", "torch": PROJECT.stack(made.stack).locked(ROOT)["torch"][0]}
+
+
+def _name(gpu: Gpu | None) -> str:
+    return gpu.name if gpu else PROCESSOR
+
+
+def with_verdicts(found: Judged, *verdicts: Verdict) -> Judged:
+    """Return the record with other verdicts, for tests of what is shown."""
+    return dataclasses.replace(found, verdicts=verdicts)

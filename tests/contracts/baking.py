@@ -11,12 +11,13 @@ from pathlib import Path
 from cookiecutter.main import cookiecutter
 
 from tests.contracts.tree import ROOT
-from tests.played import trained
+from tests.records import training_record
 from twinrun.cli.checkpoint import signature_for
 from twinrun.manifests.claims import PLACEHOLDER
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project
-from twinrun.results.record import file_name, write_record
+from twinrun.results.judged import file_name
+from twinrun.results.record import write_record
 from twinrun.workloads import workload_names
 
 TEMPLATE = ROOT / "templates" / "recipe"
@@ -49,10 +50,12 @@ def written(folder: Path) -> None:
 
 def with_signed_record(folder: Path, key: Path) -> Path:
     """Add a record of a played MI300X to a training's results, signed with a key that is made for it."""
-    record = trained(str(folder), "mi300x")
-    path = folder / "results" / file_name(record)
+    project = Project(folder.parents[1])
+    sizes = {"devices=1": 300.0, "devices=2": 299.0, "devices=4": 298.0, "devices=8": 297.0}
+    found = training_record(sizes, recipe=folder.name, gpu="mi300x", scale="node", project=project)
+    path = folder / "results" / file_name(found)
     path.parent.mkdir(exist_ok=True)
-    write_record(path, record)
+    write_record(path, found.record)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, timeout=60)
     signature_for(ROOT, str(path), key=key)
     return path

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.export.runs import record_with_power, write_run
-from tests.records import PROJECT
+from tests.records import replaced
 from twinrun.export.check_files import write_check_files
 from twinrun.export.ro_crate import write_crate
 from twinrun.export.tracked_run import tracked_run
@@ -17,8 +18,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.protocol.job import Job, Result
 from twinrun.protocol.measurements import Check
 from twinrun.report.page import write_report
-from twinrun.results.finished_run import FinishedRun, run_of
-from twinrun.results.record import write_record
+from twinrun.results.finished_run import FinishedRun
 from twinrun.results.submission import write_submission
 from twinrun.train import rank
 
@@ -35,13 +35,13 @@ def leaking(tmp_path: Path) -> FinishedRun:
     record = record_with_power()
     check = Check(id="a-check", outcome="fail", place="a", nodes=("a",), reason=LEAK, remedy=LEAK, seconds=1)
     first, *rest = record.points
-    first = first.model_copy(update={"checks": (check,), "facts": {**first.facts, "data hash": LEAK}})
-    record = record.model_copy(update={"points": (first, *rest)}).with_digest()
+    record = replaced(record, first.id, data_server=LEAK)
+    first = dataclasses.replace(record.points[0], checks=(check,))
+    record = dataclasses.replace(record, points=(first, *rest))
     folder = tmp_path / "run"
     folder.mkdir()
     write_run(folder, record)
-    write_record(folder / "record.json", record)
-    return run_of(record, PROJECT, folder=folder)
+    return FinishedRun(record=record, folder=folder, file=folder / "record.json")
 
 
 def track(name: str) -> Callable[[FinishedRun, Path], object]:
@@ -69,9 +69,11 @@ def node(run: FinishedRun, out: Path) -> None:
 
 EXPORTS: dict[str, Callable[[FinishedRun, Path], object]] = {
     "page": lambda run, out: write_report(out / "report.html", run),
-    "checks": lambda run, out: write_check_files(run_of(run.record, PROJECT, folder=out)),
+    "checks": lambda run, out: write_check_files(dataclasses.replace(run, folder=out)),
     "crate": lambda run, out: write_crate(out / "crate", run),
-    "submission": lambda run, out: write_submission(out / "submission.json", run),
+    "submission": lambda run, out: write_submission(
+        out / "submission.json", run.record, run.file, run.folder
+    ),
     "ranks": node,
     **{name: track(name) for name in ("tensorboard", "mlflow", "wandb")},
 }

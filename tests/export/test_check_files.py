@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.records import PROJECT, training_record
+from tests.records import training_record
 from twinrun.export.check_files import write_check_files
 from twinrun.protocol.measurements import Check
-from twinrun.results.finished_run import run_of
+from twinrun.results.finished_run import FinishedRun
 
 CHECKS = tuple(
     Check(
@@ -26,10 +27,10 @@ CHECKS = tuple(
 def test_checks_leave_junit_and_the_nodes_to_exclude(tmp_path: Path) -> None:
     record = training_record({"nodes=1": 166.0})
     (point,) = record.points
-    write_check_files(run_of(record, PROJECT, folder=tmp_path))
+    write_check_files(FinishedRun(record=record, folder=tmp_path, file=tmp_path / "record.json"))
     assert not list(tmp_path.iterdir())
-    checked = record.model_copy(update={"points": (point.model_copy(update={"checks": CHECKS}),)})
-    write_check_files(run_of(checked, PROJECT, folder=tmp_path))
+    checked = dataclasses.replace(record, points=(dataclasses.replace(point, checks=CHECKS),))
+    write_check_files(FinishedRun(record=checked, folder=tmp_path, file=tmp_path / "record.json"))
     assert (tmp_path / "exclude.txt").read_text() == "a,b\n"
     (suite,) = ElementTree.parse(tmp_path / "junit.xml").getroot()
     assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["3", "1", "1"]

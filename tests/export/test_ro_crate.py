@@ -13,7 +13,7 @@ from tests.commands import invoke
 from tests.export.runs import POINTS, record_with_power, write_run
 from tests.records import LOSSES, PROJECT, ROOT, TRAINING
 from twinrun.export.ro_crate import CONTEXT
-from twinrun.results.record import Record
+from twinrun.results.judged import Judged
 
 # Terms whose address is another in version 1.3 of the context, which comes with the package rocrate.
 TERMS = {
@@ -71,7 +71,7 @@ def test_every_entity_that_is_named_is_described(crate: Path) -> None:
     assert {name for name in named - found.keys() if not name.startswith("https://")} == set()
     measured = found["#measured-nodes%3D1-power"]
     assert (measured["value"], measured["unitText"]) == (250.0, "W")
-    record: Record = record_with_power()
+    record: Judged = record_with_power()
     inputs = {one["name"]: one["value"] for name, one in found.items() if name.startswith("#value-")}
     assert inputs["training.model"] == record.plan.part.training.model
     assert inputs["model.width"] == str(record.plan.part.shape.width)

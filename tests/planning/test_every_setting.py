@@ -12,8 +12,9 @@ from tests.settings import keys_of, other_values, table_of, written
 from twinrun.foundation.errors import TwinrunError
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.recipe import LoadedRecipe
+from twinrun.planning.configuration import differences_of_plan
 from twinrun.planning.plan import Plan
-from twinrun.results.configuration import configuration_of_plan
+from twinrun.results.configuration import apart_from
 from twinrun.workloads import load_workload
 
 # What lets a value be that is refused alone.
@@ -55,7 +56,7 @@ def seen(
     named = (*(claim.between or ()), getattr(claim, "point", None))
     points = [point for point in made.points if point.id in named] or list(made.points)
     value = claim.values[0] if isinstance(claim, RecordClaim) and claim.setting else None
-    found = configuration_of_plan(made, points, claim, recipe=recipe, metrics=PROJECT.metrics, value=value)
+    found = apart_from(claim, recipe, made, points, PROJECT, setting=value)
     return (
         {one.field: one.found for one in found.differences},
         {one.field: f"{one.found}: {one.because}" for one in found.neutral},
@@ -84,7 +85,7 @@ def test_a_changed_setting_is_seen_by_every_claim_or_neutral_for_it(name: str) -
 @pytest.mark.parametrize("name", PROJECT.recipe_names)
 def test_a_plan_at_the_paper_scale_is_the_published_one_but_for_what_nobody_can_have(name: str) -> None:
     recipe, made = PROJECT.recipe(name), planned(name)
-    apart = {one.field for one in made.differences}
+    apart = {one.field for one in differences_of_plan(recipe, made)}
     assert apart <= recipe.published.standing.keys()
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.records import PROJECT, judge, training_record
+from tests.records import training_record
 from tests.report.committed import changed, judged, newest, restated, verdict
 from twinrun.report.words import (
     heading,
@@ -14,12 +14,12 @@ from twinrun.report.words import (
     shown_conditions,
     tone,
 )
-from twinrun.results.verdicts import AsPublished, AsRestated, Condition, ConditionName
+from twinrun.results.verdicts import Condition, ConditionName, Outcome
 
 RECORD = newest("mpt7b-scaling")
 
 
-PLACE = "On 4 x NVIDIA H200 SXM with 1,316 M of 6,659 M parameters: "
+PLACE = "On 2 x NVIDIA H200 SXM: "
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ PLACE = "On 4 x NVIDIA H200 SXM with 1,316 M of 6,659 M parameters: "
     ],
 )
 def test_the_headline_counts_what_reproduced(
-    outcomes: tuple[AsPublished, ...], sentence: str, colour: str
+    outcomes: tuple[Outcome, ...], sentence: str, colour: str
 ) -> None:
     record = judged(RECORD, *outcomes)
     assert (headline(record), tone(record)) == (PLACE + sentence, colour)
@@ -65,7 +65,7 @@ def test_the_headline_counts_what_reproduced(
     ],
 )
 def test_the_headline_counts_what_holds_here(
-    outcomes: tuple[AsRestated, ...], sentence: str, colour: str
+    outcomes: tuple[Outcome, ...], sentence: str, colour: str
 ) -> None:
     found = [verdict("not-comparable", here=restated(outcome)) for outcome in outcomes]
     record = changed(RECORD, verdicts=(verdict("reproduced"), *found))
@@ -75,7 +75,7 @@ def test_the_headline_counts_what_holds_here(
 def test_what_ran_small_says_so() -> None:
     rates = {"devices=1": 0.1, "devices=2": 0.1}
     record = training_record(rates, gpu=None, scale="smoke")
-    smoke = headline(changed(record, verdicts=judge(record, PROJECT.recipe("mpt7b-scaling").published)))
+    smoke = headline(record)
     place = "2 ranks on a processor with 0.1247 M of 6,659 M parameters"
     assert smoke == f"Smoke run on {place}: 2 checks of the code hold, 3 claims need a GPU."
     whole = headline(training_record({"nodes=1": 83.0}))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.counterexamples import evaluated
+
 from tests.records import PROJECT, judge, plan, training_record
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate

@@ -58,7 +58,7 @@ def _of_median(samples: Sequence[float]) -> Interval:
 
 
 def quotient(over: Interval, under: Interval, *, power: float = 1.0) -> Interval:
-    """Return the interval of a ratio to a power, the relative errors of both sides added as squares.
+    """Return the interval of a ratio to a power, the errors of both logarithms added as squares.
 
     The law of propagation of uncertainty (JCGM 100:2008, 5.1.2), for two sides that were measured apart.
 
@@ -68,9 +68,12 @@ def quotient(over: Interval, under: Interval, *, power: float = 1.0) -> Interval
     if not under.value:
         raise NotAskedError("a ratio to 0 is no number")
     value = (over.value / under.value) ** power
-    below = power * math.hypot(_share(over.value, over.low), _share(under.value, under.high))
-    above = power * math.hypot(_share(over.value, over.high), _share(under.value, under.low))
-    return Interval(value * (1 - below), value, value * (1 + above), min(over.samples, under.samples))
+    if not value:
+        return exactly(value)
+    below = power * math.hypot(_factor(over.value, over.low), _factor(under.value, under.high))
+    above = power * math.hypot(_factor(over.value, over.high), _factor(under.value, under.low))
+    low, high = value * math.exp(-below), value * math.exp(above)
+    return Interval(low, value, high, min(over.samples, under.samples))
 
 
 def mean(found: Sequence[Interval]) -> Interval:
@@ -81,8 +84,9 @@ def mean(found: Sequence[Interval]) -> Interval:
     return Interval(value - below, value, value + above, min(one.samples for one in found))
 
 
-def _share(value: float, end: float) -> float:
-    return abs(end - value) / abs(value) if value else 0.0
+def _factor(value: float, end: float) -> float:
+    """Return how far the end of an interval is from its value, as a logarithm; an end of 0 is beyond any."""
+    return abs(math.log(end / value)) if end / value > 0 else math.inf
 
 
 class Limits(NamedTuple):

@@ -37,7 +37,7 @@ class Judged:
     """A record, its numbers, what stands against them, and the verdicts on the claims of its recipe."""
 
     record: Record
-    project: Project
+    project: Project = dataclasses.field(compare=False, repr=False)
     recipe: LoadedRecipe
     workload: Workload
     gpu: Gpu | None

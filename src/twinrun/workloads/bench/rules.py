@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from twinrun.protocol.bench import BenchResult, Call, Implementation, Label, Settings, largest_error, name_of
+from twinrun.protocol.bench import BenchResult, Call, Implementation, largest_error, name_of
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchTables
 from twinrun.workloads.workload import Finding, MeasuredPoint, held
 
@@ -19,7 +19,8 @@ def rules(
     yield from held("the seed", point.result.seed, point.result.seed if seed is None else seed)
     twice = [name for name, count in Counter(one.name for one in calls).items() if count > 1]
     yield from held("calls of one name", twice, [])
-    yield from _asked(part.labels, point.part.settings, calls)
+    if not calls:
+        yield Finding(what="calls", found="none", allowed="those of the case")
     for call in calls:
         yield from held(f"the name of {call.name}", name_of(part.labels, call.labels), call.name)
         for one in (call.ours, *call.baselines):
@@ -28,16 +29,6 @@ def rules(
         # Errors of a baseline concern only the claims that are held against it.
         for one in call.baselines:
             yield from _right(call, one, tables.allowed_error(call.labels), baseline=True)
-
-
-def _asked(labels: tuple[Label, ...], settings: Settings, calls: tuple[Call, ...]) -> Iterator[Finding]:
-    """Yield values of labels that the case lists, such as a `dtypes`, and that no call has."""
-    for label in labels:
-        listed = settings.get(f"{label.name}s")
-        had = {call.labels.get(label.name, label.default) for call in calls}
-        lacking = [one for one in listed if str(one) not in had] if isinstance(listed, tuple) else []
-        if lacking:
-            yield Finding(what=f"a call of each {label.name}", found=f"none of {lacking[0]}", allowed=listed)
 
 
 def _right(

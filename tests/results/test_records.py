@@ -1,0 +1,397 @@
+"""A record through its door: what an edit does, what casts a doubt, and what an honest record keeps."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.doors import Command
+from tests.records import (
+    PROJECT,
+    RECORDS,
+    bench_record,
+    finals,
+    of_recipe,
+    sealed,
+    smoke,
+    smoke_record,
+    training_record,
+)
+from twinrun.foundation.errors import InputError
+from twinrun.report.words import headline
+from twinrun.results import reading
+from twinrun.results.judge import judged
+from twinrun.results.judged import Judged
+from twinrun.results.reading import read_content, read_record
+from twinrun.results.record import write_record
+
+Content = dict[str, Any]
+RECIPES = sorted(path.stem for path in RECORDS.glob("*.json"))
+RATES = {"devices=1": 500.0, "devices=2": 495.0, "devices=4": 490.0}
+
+
+def training() -> Judged:
+    """Return a record of MPT-7B on H200, on which four claims hold."""
+    given = {"gpu": "h200", "scale": "node", "settings": ("model=mpt-7b",)}
+    return training_record(RATES, spread=0.01, watts=600.0, **given)
+
+
+def bench() -> Judged:
+    times = {"scan-forward-fp16": [0.5] * 500, "scan-backward-fp16": [1.5] * 500}
+    settings = ("options.groups=1",)
+    return bench_record(times, gpu="mi250", scale="paper", settings=settings)
+
+
+def content_of(found: Judged) -> Content:
+    content: Content = json.loads(found.record.model_dump_json())
+    return content
+
+
+def read(content: Content) -> Judged:
+    return judged(read_content(sealed(content), place="record.json"), PROJECT)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in items:
+        yield from places(one, (*path, key)) if isinstance(one, (dict, list)) and one else [(*path, key)]
+
+
+def at(content: Content, path: tuple[Any, ...]) -> tuple[Any, Any]:
+    for key in path[:-1]:
+        content = content[key]
+    return content, path[-1]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_edit_of_any_leaf_is_refused_by_the_digest(recipe: str) -> None:
+    content, kept = smoke(recipe), 0
+    for path in places(content):
+        holder, key = at(content, path)
+        before = holder[key]
+        holder[key] = before + 1 if isinstance(before, (int, float)) else f"{before}x"
+        with pytest.raises(InputError):
+            read_content(content, place="record.json")
+        holder[key], kept = before, kept + 1
+    assert kept > 50
+
+
+def test_a_leaf_that_is_gone_or_new_is_refused() -> None:
+    content = smoke("rmsnorm")
+    for changed in ({**content, "speed": 2}, {key: value for key, value in content.items() if key != "plan"}):
+        with pytest.raises(InputError):
+            read_content(sealed(changed), place="record.json")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_first_sentence_of_a_smoke_run_is_true(recipe: str) -> None:
+    found = smoke_record(recipe)
+    assert found.refusals == ()
+    sentence = headline(found)
+    errors = [one for point in found.points for one in point.measurements if one.metric == "error"]
+    if ours := [one for one in errors if "@" not in one.id]:
+        assert f"{len(ours)} of {len(ours)} results within the allowed error" in sentence
+    held = sum(one == "holds-here" for one in finals(found).values())
+    assert (f"{held} check" in sentence) == bool(held)
+
+
+def steps(content: Content, point: int = 0) -> list[Content]:
+    found: list[Content] = content["points"][point]["result"]["steps"]
+    return found
+
+
+def scale_seconds(content: Content, factor: float) -> None:
+    for point in content["points"]:
+        for step in point["result"]["steps"]:
+            step["seconds"] *= factor
+
+
+def losses_in_bits(content: Content) -> None:
+    for point in content["points"]:
+        for step in point["result"]["steps"]:
+            step["loss"] /= math.log(2)
+
+
+def device(content: Content, **fields: Any) -> None:
+    for report in content["allocation"]["reports"].values():
+        for one in report["devices"]:
+            one.update(fields)
+
+
+def result(content: Content, **fields: Any) -> None:
+    for point in content["points"]:
+        point["result"] |= fields
+
+
+def of_plan(content: Content, **fields: Any) -> None:
+    content["plan"] |= fields
+
+
+def library(content: Content, version: str) -> None:
+    for point in content["points"]:
+        point["result"]["libraries"]["torch"] = version
+
+
+# Alterations with the digest computed anew, that break physics, completeness or the plan.
+BROKEN: dict[str, Callable[[Content], object]] = {
+    "faster than the peak": lambda one: scale_seconds(one, 1 / 3),
+    "at 99 % of the peak": lambda one: scale_seconds(one, 500 / 980),
+    "a step left out": lambda one: steps(one).pop(20),
+    "a step twice": lambda one: steps(one).append(steps(one)[-1]),
+    "warm-up timed": lambda one: steps(one)[0].update(timed=True),
+    "a point left out": lambda one: one["points"].pop(),
+    "a point twice": lambda one: one["points"].append(one["points"][-1]),
+    "the times of another point": lambda one: [
+        mine.update(seconds=other["seconds"]) for mine, other in zip(steps(one), steps(one, 1), strict=True)
+    ],
+    "another number of parameters": lambda one: result(one, parameters=7),
+    "another microbatch": lambda one: result(one, microbatch=77),
+    "another parallelism": lambda one: result(one, parallelism="ddp"),
+    "0.1 GiB of memory": lambda one: result(one, peak_memory_bytes=1 << 27),
+    "more memory than there is": lambda one: result(one, peak_memory_bytes=1 << 38),
+    "losses in bits": losses_in_bits,
+    "one loss at all steps": lambda one: [step.update(loss=10.9) for step in steps(one)],
+    "no losses": lambda one: [step.update(loss=0.0) for step in steps(one)],
+    "other data at one point": lambda one: one["points"][0]["result"].update(data_hash="e" * 64),
+    "another architecture": lambda one: device(one, arch="sm_80"),
+    "another memory": lambda one: device(one, memory_bytes=80 << 30),
+    "fewer devices": lambda one: [
+        report.update(devices=report["devices"][:1]) for report in one["allocation"]["reports"].values()
+    ],
+    "hosts that nobody reported": lambda one: one["points"][0].update(hosts=["elsewhere"]),
+    "more power than the card draws": lambda one: [step.update(watts=5000.0) for step in steps(one)],
+    "less power than an idle card": lambda one: [step.update(watts=1.0) for step in steps(one)],
+    "another PyTorch": lambda one: library(one, "1.0.0"),
+    "created in 2999": lambda one: one.update(created="2999-01-01T00:00:00+00:00"),
+    "before there was code": lambda one: one.update(created="2020-01-01T00:00:00+00:00"),
+    "shorter than its steps": lambda one: one.update(created="2026-11-01T00:00:01+00:00"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_breaks_physics_completeness_or_the_plan_carries_no_verdict(name: str) -> None:
+    found = training()
+    content = content_of(found)
+    BROKEN[name](content)
+    altered = read(content)
+    assert altered.refusals, name
+    before, after = finals(found), finals(altered)
+    lost = [claim for claim, one in after.items() if one != before[claim]]
+    assert lost, f"{name}: {[one.words for one in altered.refusals]}"
+    assert not [claim for claim in lost if after[claim] in ("reproduced", "exceeds", "holds-here")]
+
+
+DOUBTED: dict[str, Callable[[Content], object]] = {
+    "a dirty tree": lambda one: one["revision"].update(changes_sha256="f" * 64),
+    "no commit": lambda one: one["revision"].update(commit=None),
+    "a package beside the lock": lambda one: one["environment"].update(
+        lock_differences={"numpy": "1, lock has 2"}
+    ),
+    "changed files": lambda one: one["environment"].update(changed_files={"torch/x.py": "changed"}),
+    "a nightly build": lambda one: library(one, library_of(one).rpartition(".")[0] + ".0.dev20261101"),
+    "a source build": lambda one: library(one, f"{library_of(one)}+git123"),
+}
+
+
+def library_of(content: Content) -> str:
+    version: str = content["points"][0]["result"]["libraries"]["torch"]
+    return version.partition("+")[0]
+
+
+@pytest.mark.parametrize("name", DOUBTED)
+def test_a_doubt_takes_reproduced_away_and_stands_beside_the_verdict(name: str) -> None:
+    found = training_record({"nodes=1": 83.0, "nodes=32": 79.5})
+    assert finals(found)["throughput-1-node"] == "reproduced"
+    content = content_of(found)
+    DOUBTED[name](content)
+    altered = read(content)
+    assert altered.refusals == ()
+    assert finals(altered)["throughput-1-node"] == "holds-here"
+    assert altered.verdicts[0].doubts == altered.doubts
+    assert altered.doubts
+
+
+def requeued(content: Content) -> None:
+    """Rename every host, as a job has that a scheduler started again elsewhere."""
+    text = json.dumps(content).replace('"node-', '"Rack-7.example-')
+    content.update(json.loads(text))
+
+
+def resumed(content: Content) -> None:
+    """Mark warm-up steps in the middle, as ranks do that went on from a checkpoint."""
+    for step in steps(content)[14:19]:
+        step.update(timed=False, watts=None)
+
+
+def settings(content: Content, **fields: Any) -> None:
+    content["plan"]["part"]["training"] |= fields
+
+
+def own_layout(content: Content) -> None:
+    result(content, parallelism="fsdp1")
+
+
+def fewer_steps(content: Content) -> None:
+    settings(content, steps=24)
+    for point in content["points"]:
+        del point["result"]["steps"][24:]
+
+
+def more_warmup(content: Content) -> None:
+    settings(content, warmup_steps=7)
+    for point in content["points"]:
+        for step in point["result"]["steps"][:7]:
+            step["timed"] = False
+
+
+def did_not_fit(content: Content) -> None:
+    for planned, point in zip(content["plan"]["points"], content["points"], strict=True):
+        sizes = planned["part"]["microbatches"]
+        planned["part"]["microbatches"] = [sizes[0] * 2, *sizes]
+        point["attempts"] = [f"microbatch {sizes[0] * 2}"]
+
+
+def older_schema(content: Content) -> None:
+    """Take away what a minor version of the schema has added with a default."""
+    del content["evidence"], content["environment"]["changed_files"]
+    for point in content["points"]:
+        del point["slow"]
+        del point["result"]["blocked_seconds"]
+
+
+def more_nodes(content: Content) -> None:
+    allocation = content["allocation"]
+    first = allocation["reports"][allocation["nodes"][0]]
+    allocation["nodes"].append("spare")
+    allocation["reports"]["spare"] = copy.deepcopy(first)
+
+
+def without_architecture(content: Content) -> None:
+    device(content, arch=None, memory_bytes=None, name="NVIDIA H200")
+
+
+def no_power(content: Content) -> None:
+    for point in content["points"]:
+        for step in point["result"]["steps"]:
+            step["watts"] = None
+
+
+# What an honest record may have otherwise.
+HONEST: dict[str, Callable[[Content], object]] = {
+    "resumed": resumed,
+    "requeued": requeued,
+    "another device name": lambda one: device(one, name="Graphics Device"),
+    "no architecture from an older rank": without_architecture,
+    "an older minor schema": older_schema,
+    "an older version of the recipe": lambda one: of_plan(one, recipe_version=1),
+    "code that moved": lambda one: of_plan(one, script="twinrun.train.elsewhere"),
+    "another launcher": lambda one: of_plan(one, launcher="flux"),
+    "another scheduler": lambda one: of_plan(one, scheduler="lsf"),
+    "a container": lambda one: (
+        of_plan(one, engine="docker"),
+        one["environment"].update(image_digest="sha256:" + "a" * 64),
+    ),
+    "another engine": lambda one: of_plan(one, engine="podman"),
+    "one node of several": more_nodes,
+    "fewer steps": fewer_steps,
+    "more warm-up": more_warmup,
+    "a microbatch that did not fit": did_not_fit,
+    "another way of sharding": own_layout,
+    "another driver and kernel": lambda one: [
+        report.update(driver="9", kernel="7") for report in one["allocation"]["reports"].values()
+    ],
+    "no power": no_power,
+    "an unknown name of the run": lambda one: one.update(run="my-run"),
+    "a later version of twinrun": lambda one: one.update(twinrun="9.9"),
+    "further libraries": lambda one: [
+        point["result"]["libraries"].update(own="1") for point in one["points"]
+    ],
+    "variables of the site": lambda one: one["environment"].update(variables={"NCCL_DEBUG": "WARN"}),
+    "further files": lambda one: one.update(files={"notes.txt": "0" * 64}),
+    "slow ranks": lambda one: one["points"][0].update(slow=["rank 3 is slow"]),
+    "nodes with other packages": lambda one: (
+        more_nodes(one),
+        one["allocation"]["reports"]["spare"].update(software_sha256="6" * 64),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_variant_loses_no_verdict(name: str, command: Command, tmp_path: Path) -> None:
+    found = training()
+    content = content_of(found)
+    HONEST[name](content)
+    file = tmp_path / "one.json"
+    file.write_text(json.dumps(sealed(content)), encoding="utf-8")
+    altered = read_record(file, PROJECT)
+    assert [one.words for one in altered.refusals] == []
+    before, after = finals(found), finals(altered)
+    assert after == before
+    assert "holds-here" in after.values()
+    done = command("report", str(file), "--why", "throughput-1-node")
+    assert done.code == 0, done.stderr
+    assert "✓ holds here" in done.stdout
+
+
+def test_a_strangers_formula_layout_and_option_are_taken_as_given() -> None:
+    found = bench()
+    assert found.refusals == ()
+    content = content_of(found)
+    for call in content["points"][0]["result"]["calls"]:
+        call["work"] = {"formula": "theirs/own", "amounts": {"copy": 1.0}}
+        call["labels"] |= {"backend": "native"}
+    # An option that the recipe has gained since.
+    del content["plan"]["points"][0]["part"]["settings"]["modes"]
+    altered = read(content)
+    assert altered.refusals == ()
+    assert not [one for one in altered.verdicts if "modes" in one.why]
+
+
+def test_the_word_is_exceeds_above_the_tolerance_and_the_run_ends_well(
+    command: Command, tmp_path: Path
+) -> None:
+    found = training_record({"nodes=1": 110.0, "nodes=32": 105.5})
+    verdict = found.verdicts[0]
+    assert (verdict.final, round(verdict.factor or 0, 2)) == ("exceeds", 1.33)
+    write_record(tmp_path / "one.json", found.record)
+    done = command("report", str(tmp_path / "one.json"), "--why", verdict.claim)
+    assert done.code == 0
+    assert "▲ exceeds" in done.stdout
+
+
+def test_a_sweep_that_leaves_sizes_out_has_not_answered_a_claim_about_scaling() -> None:
+    given = {"gpu": "h200", "scale": "node", "settings": ("model=mpt-7b", "devices=2,8")}
+    found = training_record({"devices=2": 500.0, "devices=8": 495.0}, **given)
+    (verdict,) = (one for one in found.verdicts if one.claim == "efficiency-1-to-32-nodes")
+    assert verdict.final == "not-comparable"
+    assert "left out" in verdict.why
+
+
+def test_a_claim_that_nobody_has_written_says_so() -> None:
+    found = training()
+    claim = found.recipe.published.claim[0].model_copy(update={"statement": "placeholder: what is said"})
+    unwritten = of_recipe(found, claim=(claim,))
+    assert unwritten.verdicts[0].final == "not-comparable"
+    assert "1 is not written yet" in headline(unwritten)
+
+
+def test_a_newer_or_older_form_is_refused_and_a_minor_one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = smoke("rmsnorm")
+    for version in ("2", "4.0", "3.1", 2):
+        with pytest.raises(InputError, match="unknown version"):
+            read_content(sealed(content | {"schema_version": version}), place="record.json")
+    monkeypatch.setattr(reading, "MINOR", 4)
+    assert read_content(sealed(content | {"schema_version": "3.2"}), place="record.json")
+
+
+def test_a_relative_root_loses_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_record(tmp_path / "one.json", training().record)
+    monkeypatch.chdir(PROJECT.root)
+    project = type(PROJECT)(Path())
+    assert finals(read_record(tmp_path / "one.json", project)) == finals(training())
