@@ -84,7 +84,7 @@ def on_post_build(config: Any, **_: Any) -> None:
     write_picture(results / "predictions.svg", PROJECT.gpus)
     for name, loaded in PROJECT.recipes().items():
         if records := committed(name):
-            between = judge_between(selected(records), PROJECT)
+            between = judge_between(selected(records))
             page = results / f"{name}.html"
             write_recipe_report(
                 page, records=records, recipe=loaded, project=PROJECT, between=between, links=LINKS
@@ -116,7 +116,7 @@ def result(name: str) -> str:
     if not shown:
         return "\n\n".join([*parts, "No record is committed yet."])
     rows = [(headline(one), one.description.subject, software(one)) for one in shown]
-    if between := judge_between(shown, PROJECT):
+    if between := judge_between(shown):
         rows.append((headline_of_all(shown, between), "between records", ""))
     table = markdown_table(("what it says", "subject", "software"), rows)
     return "\n\n".join([*parts, table, f'<a href="{name}.html">Every claim and every record</a>'])
@@ -127,7 +127,7 @@ def publication(key: str, title: str) -> str:
     verdicts = {}
     for name in PROJECT.recipes():
         shown = [one for one in selected(committed(name)) if one.plan.scale != "smoke"]
-        verdicts[name] = [*(two for one in shown for two in one.verdicts), *judge_between(shown, PROJECT)]
+        verdicts[name] = [*(two for one in shown for two in one.verdicts), *judge_between(shown)]
     rows = publication_rows(key, PROJECT, verdicts)
     judged = sum(bool(row.verdicts) for row in rows)
     said = f"{plural(len(rows), 'claim')}, {judged} judged by a record."

@@ -15,7 +15,7 @@ from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Allocation, NodeDevice, NodeReport
 from twinrun.protocol.bench import BenchResult, Call, Implementation, PeakRate, Work
 from twinrun.protocol.job import Result
-from twinrun.protocol.machine import Revision
+from twinrun.protocol.machine import Device, Machine, Revision
 from twinrun.protocol.measurements import Measurement
 from twinrun.protocol.power import PowerSource
 from twinrun.protocol.training import Step, TrainingResult
@@ -307,6 +307,34 @@ def _libraries(made: Plan) -> dict[str, str]:
 
 def _name(gpu: Gpu | None) -> str:
     return gpu.name if gpu else PROCESSOR
+
+
+def machine(vendor: str, gpu: Gpu | None = None, *, devices: int = 0) -> Machine:
+    """Return a host with devices of a GPU."""
+    made = (
+        Device(
+            index=number,
+            name=gpu.name,
+            gpu=gpu.id,
+            arch=gpu.arch,
+            memory_bytes=gpu.device_memory_bytes,
+            unique_id=f"GPU-{number}",
+            driver="1.2.3",
+        )
+        for number in range(devices if gpu else 0)
+        if gpu
+    )
+    return Machine(
+        vendor=vendor,
+        devices=tuple(made),
+        driver="1.2.3",
+        host="node-0",
+        cpu=PROCESSOR,
+        cpu_count=8,
+        memory_bytes=1 << 36,
+        kernel="6.1",
+        probe="none asked",
+    )
 
 
 def with_verdicts(found: Judged, *verdicts: Verdict) -> Judged:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 RECIPE = "recipes/mpt7b-scaling"
-RECORD = str(min((Path(__file__).parents[2] / RECIPE / "results").glob("*.json")))
+RECORD = str(Path(__file__).parents[1] / "data" / "records" / "mpt7b-scaling.json")
 LONG = "a" * 5000
 # Words that are no name, number or path of anything.
 WORDS = (

@@ -16,8 +16,8 @@ from tests.execution.fake_engine import NAME, Play, Script, register
 from twinrun.cli.run import run
 from twinrun.foundation.errors import MachineError
 from twinrun.planning.project import Project
+from twinrun.results.judged import Judged
 from twinrun.results.reading import read_record
-from twinrun.results.record import Record
 
 RECIPE = "my-recipe"
 REFUSED = MachineError("no such device", place="here")
@@ -49,7 +49,7 @@ class FlowSite:
         """Return the run folders, oldest first."""
         return sorted((self.out / RECIPE).glob("*"))
 
-    def record(self) -> Record:
+    def record(self) -> Judged:
         """Return the record of the only run."""
         (folder,) = self.folders()
         return read_record(folder / "record.json", Project(self.root))

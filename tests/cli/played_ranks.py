@@ -33,7 +33,9 @@ def training(job: Job) -> Play:
         **_common(job),
         "parameters": MptShape.model_validate(job["shape"]).parameters(),
         "microbatch": job["microbatch"],
-        "steps": steps,
+        "steps": [
+            {key: value for key, value in step.items() if key not in ("point", "attempt")} for step in steps
+        ],
         "peak_memory_bytes": 1 << 30,
         "device_memory_bytes": 1 << 32,
         "attention_backend": "math",

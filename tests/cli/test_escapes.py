@@ -12,18 +12,19 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from tests.records import PROJECT
-from tests.report.committed import RECIPES, newest
+from tests.records import again
+from tests.report.committed import newest
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.terminal import VisibleConsole, say
 from twinrun.foundation.text import visible
+from twinrun.protocol.allocation import Allocation
 from twinrun.report.form import form
 from twinrun.report.page import write_report
-from twinrun.results.finished_run import run_of
+from twinrun.results.finished_run import FinishedRun
 from twinrun.runs.progress import Display
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAINING = newest(RECIPES[0])
+TRAINING = newest("mpt7b-scaling")
 # Clears the screen, retitles the window, goes to the begin of the line, a C1 control, and turns the order.
 HOSTILE = "a\x1b[2J\x1b]0;t\x07\rb\x9b1m\u202ec\u2066d\u200be\u2028f"
 SHOWN = "a\\x1b[2J\\x1b]0;t\\x07\\rb\\x9b1m\\u202ec\\u2066d\\u200be\\u2028f"
@@ -63,11 +64,16 @@ def hostile() -> str:
     return f"{HOSTILE}<script>alert(1)</script>|[x](y)@all`"
 
 
+def with_driver(driver: str) -> Allocation:
+    allocation = TRAINING.record.allocation
+    report = TRAINING.node.model_copy(update={"driver": driver})
+    return allocation.model_copy(update={"reports": dict.fromkeys(allocation.nodes, report)})
+
+
 def test_a_page_shows_what_a_record_says(tmp_path: Path) -> None:
-    machine = TRAINING.machine.model_copy(update={"driver": hostile(), "host": hostile()})
-    record = TRAINING.model_copy(update={"machine": machine, "run": hostile()})
+    record = again(TRAINING, run=hostile(), allocation=with_driver(hostile()))
     page = tmp_path / "page.html"
-    write_report(page, run_of(record, PROJECT, folder=tmp_path))
+    write_report(page, FinishedRun(record=record, folder=tmp_path, file=tmp_path / "record.json"))
     text = page.read_text(encoding="utf-8")
     assert SHOWN in text
     assert not set("\x1b\x07\x9b\u202e\u2066\u2028") & set(text)
@@ -75,8 +81,7 @@ def test_a_page_shows_what_a_record_says(tmp_path: Path) -> None:
 
 
 def test_a_form_has_no_markup_of_a_record() -> None:
-    machine = TRAINING.machine.model_copy(update={"driver": f"{hostile()}\n# heading"})
-    text = form(TRAINING.model_copy(update={"machine": machine}))
+    text = form(again(TRAINING, allocation=with_driver(f"{hostile()}\n# heading")))
     (row,) = (line for line in text.splitlines() if line.startswith("| driver"))
     assert row.count("|") == 3
     assert not set("<>[]`@\x1b\u202e") & set(row)

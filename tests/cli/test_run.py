@@ -26,8 +26,8 @@ from twinrun.foundation.errors import MachineError
 from twinrun.manifests.stack import load_stack, stamp
 from twinrun.manifests.vendor import load_vendors
 from twinrun.planning.project import Project
+from twinrun.results.judged import Judged
 from twinrun.results.reading import read_record
-from twinrun.results.record import Record
 
 pytestmark = pytest.mark.needs("composer")
 PROJECT = Project(ROOT)
@@ -104,11 +104,11 @@ def processes_of(run: Path) -> Iterator[tuple[int, dict[str, str]]]:
             yield int(entry.name), dict(item.split("=", 1) for item in variables if "=" in item)
 
 
-def losses(record: Record) -> dict[str, tuple[float, ...]]:
+def losses(record: Judged) -> dict[str, tuple[float, ...]]:
     return {point.id: point.series[0].values for point in record.points}
 
 
-def outcomes(record: Record) -> dict[str, str]:
+def outcomes(record: Judged) -> dict[str, str]:
     return {verdict.claim: verdict.final for verdict in record.verdicts}
 
 
@@ -124,8 +124,8 @@ def test_a_run_leaves_all_its_files_and_prints_only_its_summary(
     assert "devices=2: step 4/4" in undisturbed.stderr
 
     record = read_record(run, PROJECT)
-    assert set(record.files) == {"plan.json", "metrics.jsonl"}
-    for name, digest in record.files.items():
+    assert set(record.record.files) == {"plan.json", "metrics.jsonl"}
+    for name, digest in record.record.files.items():
         assert hashlib.sha256((run / name).read_bytes()).hexdigest() == digest
     assert json.loads((run / "plan.json").read_text()) == record.plan.model_dump(mode="json")
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -135,7 +135,7 @@ def test_a_run_leaves_all_its_files_and_prints_only_its_summary(
     assert {path.name for path in (run / "log").iterdir()} >= {"devices=1", "devices=2"}
     assert "<html" in (run / "report.html").read_text(encoding="utf-8")
     assert outcomes(record)[INVARIANT] == "holds-here"
-    assert "without a closure" in str(record.points[0].facts["changes to composer"])
+    assert "without a closure" in record.points[0].result.changes["composer"]
 
 
 def test_a_stopped_run_goes_on_where_it_was(

@@ -18,7 +18,7 @@ from tests.cli.flow_sites import FlowSite
 from tests.cli.played_ranks import Job
 from tests.commands import invoke
 from tests.execution.fake_engine import Play
-from tests.records import PROJECT, ROOT
+from tests.records import PROJECT, RECORDS, ROOT
 from twinrun.checkpoints import store_at
 from twinrun.checkpoints.verification import demand_signed_checkpoint
 from twinrun.cli.checkpoint import checkpoint, signature_for
@@ -28,7 +28,7 @@ from twinrun.results.reading import read_record
 
 pytestmark = pytest.mark.needs("ssh-keygen")
 
-COMMITTED = next(iter(sorted((ROOT / "recipes/mpt-throughput/results").glob("h200x1_*.json"))))
+COMMITTED = RECORDS / "rmsnorm.json"
 
 
 @pytest.fixture
@@ -55,9 +55,9 @@ def record(tmp_path: Path) -> Path:
 def test_a_record_says_who_signed_it(
     record: Path, key: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert read_record(record, PROJECT).signature == "unsigned"
+    assert read_record(record, PROJECT).signer == "unsigned"
     assert signature_for(ROOT, str(record), key=key) == f"{record}.sig"
-    assert read_record(record, PROJECT).signature == "signed by ada@example.org"
+    assert read_record(record, PROJECT).signer == "signed by ada@example.org"
     report(str(record), out=tmp_path / "page.html")
     assert "the record is signed by ada@example.org" in capsys.readouterr().err
     assert "signed by ada@example.org" in (tmp_path / "page.html").read_text()
@@ -73,8 +73,8 @@ def test_a_signature_is_over_the_digest_as_the_page_says(record: Path, key: Path
 def test_a_key_that_nobody_vouches_for_is_shown_as_such(record: Path, key: Path, tmp_path: Path) -> None:
     make(tmp_path / "other")
     signature_for(ROOT, str(record), key=tmp_path / "other")
-    assert read_record(record, PROJECT).signature.startswith("signed with the key SHA256:")
-    assert "which signers does not vouch for" in read_record(record, PROJECT).signature
+    assert read_record(record, PROJECT).signer.startswith("signed with the key SHA256:")
+    assert "which signers does not vouch for" in read_record(record, PROJECT).signer
 
 
 def test_a_signature_of_another_record_is_refused(record: Path, key: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_revoked_key_is_refused(record: Path, key: Path, tmp_path: Path, form:
     revoked, public = tmp_path / "revoked_keys", str(key.with_name("key.pub"))
     make(tmp_path / "other")
     shutil.copy(tmp_path / "other.pub", revoked)
-    assert read_record(record, PROJECT).signature == "signed by ada@example.org"
+    assert read_record(record, PROJECT).signer == "signed by ada@example.org"
     if form == "KRL":
         subprocess.run(["ssh-keygen", "-q", "-k", "-f", str(revoked), public], check=True)
     else:

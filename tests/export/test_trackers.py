@@ -60,7 +60,7 @@ def test_series_are_those_of_the_record(run: TrackedRun) -> None:
         for name in STEPPED[1:]:
             median = recorded.measurement(name)
             assert median
-            assert set(series[name].values()) == {median.median}, name
+            assert [*series[name].values()] == pytest.approx([median.median] * len(series[name])), name
         assert len(series["step-time"]) == point.steps == len(LOSSES)
         assert point.numbers == numbers(record)[point.id]
     # One point after the other, and none before the one ahead of it has ended.
@@ -137,7 +137,7 @@ def test_the_offline_folder_of_wandb_has_every_series(run: TrackedRun, tmp_path:
     chosen.tracker.write(tmp_path, run)
     files = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == len(run.points)
-    assert min(file.stat().st_size for file in files) > 2 << 15
+    assert min(file.stat().st_size for file in files) > 2 << 13
     for file in files:
         rows: dict[int, dict[str, float]] = {}
         parameters: dict[str, str] = {}

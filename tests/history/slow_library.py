@@ -61,7 +61,7 @@ import json, pathlib, sys
 import slowlib
 job = json.loads(pathlib.Path(sys.argv[sys.argv.index("--job") + 1]).read_text())
 settings = job["training"]
-steps = [{"point": job["point"], "attempt": job["attempt"], "step": step, "seconds": 0.5,
+steps = [{"step": step, "seconds": 0.5,
           "loss": 5.0 - 0.1 * step + slowlib.EPSILON * step, "timed": step > settings["warmup_steps"],
           "watts": None} for step in range(1, settings["steps"] + 1)]
 result = {"point": job["point"], "device_name": "a processor", "libraries": {}, "parameters": PARAMETERS,

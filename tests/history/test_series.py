@@ -8,43 +8,39 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.tree import ROOT
+from tests.records import ROOT, again, training_record
 from twinrun.foundation.errors import InputError
 from twinrun.history.pages import write_history_page
 from twinrun.history.series import read_history, series_of
 from twinrun.planning.project import Project
-from twinrun.results.record import Record
+from twinrun.results.judged import Judged
 
 RECIPE, METRIC = "mpt-throughput", "tokens-per-second"
 
 
 @pytest.fixture(scope="module")
-def record() -> Record:
-    project = Project(ROOT)
-    records = read_history(project, RECIPE, runs=ROOT / "no-runs")
-    return next(one for one in records if any(found.metric == METRIC for found in one.points[0].measurements))
+def record() -> Judged:
+    return training_record({"devices=1": 400.0}, gpu="h200", scale="node", settings=("model=mpt-1b",))
 
 
-def runs(record: Record, stacks: Sequence[Sequence[float]]) -> list[Record]:
+def runs(record: Judged, stacks: Sequence[Sequence[float]]) -> list[Judged]:
     """Return the record again and again: a run for each factor of each stack."""
     found = []
     for place, factors in enumerate(stacks):
         plan = record.plan.model_copy(update={"lock_sha256": f"{place:064}"})
         for factor in factors:
-            (first, *_) = record.points
-            changed = tuple(
-                one.model_copy(update={key: getattr(one, key) * factor for key in ("median", "low", "high")})
-                for one in first.measurements
+            (first,) = record.record.points
+            steps = tuple(
+                one.model_copy(update={"seconds": one.seconds / factor}) for one in first.result.steps
             )
-            points = (first.model_copy(update={"measurements": changed}),)
-            libraries = {**record.environment.libraries, "torch": f"2.{place}"}
-            environment = record.environment.model_copy(update={"libraries": libraries})
-            update = {"plan": plan, "points": points, "environment": environment}
-            found.append(record.model_copy(update=update))
+            libraries = {**first.result.libraries, "torch": f"2.{place}"}
+            result = first.result.model_copy(update={"steps": steps, "libraries": libraries})
+            points = (first.model_copy(update={"result": result}),)
+            found.append(again(record, plan=plan, points=points))
     return found
 
 
-def test_a_change_is_more_than_the_noise_and_names_what_differs(record: Record) -> None:
+def test_a_change_is_more_than_the_noise_and_names_what_differs(record: Judged) -> None:
     stacks = [(1.0, 1.002, 0.998), (1.001, 0.999), (0.95, 0.952)]
     (found,) = series_of(Project(ROOT), runs(record, stacks), metric=METRIC)
     assert found.noise == pytest.approx(0.0018, abs=0.0005)
@@ -53,21 +49,22 @@ def test_a_change_is_more_than_the_noise_and_names_what_differs(record: Record) 
     assert "library torch 2.1 -> 2.2" in found.changes[0].differs
 
 
-def test_without_repeats_nothing_is_marked(record: Record) -> None:
+def test_without_repeats_nothing_is_marked(record: Judged) -> None:
     (found,) = series_of(Project(ROOT), runs(record, [(1.0,), (0.5,)]), metric=METRIC)
     assert (found.noise, found.changes) == (None, ())
 
 
-def test_from_twenty_stacks_on_the_series_itself_says_it(record: Record) -> None:
+def test_from_twenty_stacks_on_the_series_itself_says_it(record: Judged) -> None:
     noise = random.Random(1)
     stacks = [(noise.gauss(1.0 if place < 12 else 0.96, 0.005),) for place in range(22)]
     (found,) = series_of(Project(ROOT), runs(record, stacks), metric=METRIC)
     assert [(change.place, change.how) for change in found.changes] == [(12, "E-divisive")]
 
 
-def test_committed_records_make_a_page(tmp_path: Path) -> None:
+def test_records_make_a_page(record: Judged, tmp_path: Path) -> None:
     project = Project(ROOT)
-    found = series_of(project, read_history(project, RECIPE, runs=ROOT / "no-runs"), metric=METRIC)
+    assert read_history(project, "cluster-acceptance", runs=ROOT / "no-runs")
+    found = series_of(project, runs(record, [(1.0,), (0.5,)]), metric=METRIC)
     page = write_history_page(tmp_path / "page.html", RECIPE, found)
     assert page.read_text(encoding="utf-8").count("<svg") == sum(len(one.points) > 1 for one in found)
     with pytest.raises(InputError, match="no record has such a figure"):

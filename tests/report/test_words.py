@@ -117,7 +117,7 @@ def test_a_heading_is_one_line() -> None:
 def test_a_reason_is_told_without_the_fields_that_differ() -> None:
     here = restated("holds-here").model_copy(update={"departures": ("GPU A, published B", "rate 0.003")})
     found = verdict("not-comparable", here=here)
-    assert (found.why, found.departures) == ("it is so", ("GPU A, published B", "rate 0.003"))
+    assert (found.why, found.apart) == ("it is so", ("GPU A, published B", "rate 0.003"))
     assert verdict("not-comparable", reason="plain").departures == ()
 
 

@@ -249,7 +249,7 @@ def _software(record: Judged) -> Iterator[Entity]:
         "@id": "#twinrun",
         "@type": "SoftwareApplication",
         "name": "twinrun",
-        "version": record.twinrun,
+        "version": record.record.twinrun,
         "softwareRequirements": [{"@id": f"#library-{quote(name)}"} for name in libraries],
     }
     for name, version in libraries.items():

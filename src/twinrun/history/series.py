@@ -105,7 +105,7 @@ def read_history(project: Project, recipe: str, *, runs: Path) -> list[Judged]:
     """Return the committed records of a recipe and those of this checkout's runs, oldest first."""
     loaded = project.recipe(recipe)
     files = [*project.results(loaded), *sorted((runs / loaded.recipe.name).glob("*/record.json"))]
-    records = {record.sha256: record for record in (read_record(file, project) for file in files)}
+    records = {record.record.sha256: record for record in (read_record(file, project) for file in files)}
     return sorted(records.values(), key=lambda one: one.created)
 
 

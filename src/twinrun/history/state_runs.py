@@ -118,7 +118,7 @@ class StateRunner:
             value=self.value(record),
             run=record.run,
             record=str(file.relative_to(self.folder)),
-            record_sha256=record.sha256,
+            record_sha256=record.record.sha256,
         )
 
     def value(self, record: Judged) -> float:

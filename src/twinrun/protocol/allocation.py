@@ -55,8 +55,17 @@ class NodeReport(Frozen):
     @classmethod
     def unknown(cls) -> NodeReport:
         """Return what is known of a node that did not report."""
-        words = {"cpu": "an unknown processor", "kernel": "", "software_sha256": "", "driver": None}
-        return cls(cores=0, memory_bytes=0, devices=(), interfaces=(), transport={}, **words)
+        return cls(
+            cpu="an unknown processor",
+            cores=0,
+            memory_bytes=0,
+            kernel="",
+            devices=(),
+            driver=None,
+            interfaces=(),
+            transport={},
+            software_sha256="",
+        )
 
 
 class Binding(Frozen):

@@ -102,7 +102,7 @@ class Implementation(Frozen):
 
     name: str
     version: str
-    milliseconds: tuple[float, ...]
+    milliseconds: tuple[Annotated[float, Field(gt=0, lt=1e10)], ...]
     """Time of each timed call; on several ranks the time of the slowest."""
     errors: Annotated[dict[str, Annotated[float, Field(ge=0)] | None], Field(min_length=1)]
     """Relative distance from the float64 reference of each tensor that is returned; None when not finite."""

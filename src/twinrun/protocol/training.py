@@ -285,9 +285,9 @@ class Step(Frozen):
     """One optimizer step as measured."""
 
     step: Positive
-    loss: float
+    loss: Annotated[float, Field(lt=1e6)]
     """Mean cross entropy over the global batch, in nats per token."""
-    seconds: Annotated[float, Field(gt=0)]
+    seconds: Annotated[float, Field(gt=0, lt=1e7)]
     """Wall time of the step, the devices synchronised at both ends."""
     timed: bool
     """False for warm-up steps, also those after a start that went on from a checkpoint."""

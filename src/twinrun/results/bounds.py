@@ -27,7 +27,8 @@ ROUNDED = 1e-9
 
 def excesses(found: Judged) -> Iterator[Finding]:
     """Yield the numbers of a record that lie outside of what its hardware can do, or of what they can be."""
-    metrics, apart = found.project.metrics, {}
+    metrics = found.project.metrics
+    apart: dict[str, tuple[float, list[float]]] = {}
     for point in found.points:
         described = found.description.points[point.id]
         gpu = None if described.leg and described.leg.processor else found.gpu

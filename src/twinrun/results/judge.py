@@ -300,9 +300,9 @@ def _sides_configured(question: Question, places: Sequence[Place]) -> str:
         if found.differences:
             raise NotAskedError(f"{record.run} at {point.id}: {found.words}", condition="configuration")
     for over, under in _pairs(places):
-        settings = (one.record.settings(one.point) for one in (over, under))
-        if other := sides_apart(*settings, claim, recipe, project):
-            fields = "; ".join(f"{field} {plain(a)} and {plain(b)}" for field, a, b in other)
+        a, b = (one.record.settings(one.point) for one in (over, under))
+        if other := sides_apart(a, b, claim, recipe, project):
+            fields = "; ".join(f"{field} {plain(mine)} and {plain(theirs)}" for field, mine, theirs in other)
             raise NotAskedError(f"the sides differ in {fields}", condition="configuration")
     return "both sides are as published, and equal in all that counts"
 
@@ -414,8 +414,8 @@ def _note(question: Question, values: Sequence[Value]) -> str:
     """Return the words that belong beside a value: how few its steps are, or the error of a score."""
     behind = [pair for value in values for pair in value.behind]
     errors = [error for place, one in behind if (error := place.point.measurement(f"{one.id}/error"))]
-    error = max((one.median for one in errors), default=None) if question.kind == "score" else None
-    return _few_steps(question, values) or ("" if error is None else f"standard error {error:.3f}")
+    largest = max((one.median for one in errors), default=None) if question.kind == "score" else None
+    return _few_steps(question, values) or ("" if largest is None else f"standard error {largest:.3f}")
 
 
 def _doubts(question: Question, places: Sequence[Place]) -> tuple[str, ...]:
@@ -495,9 +495,9 @@ def _departures(question: Question, places: Sequence[Place]) -> Iterator[str]:
             yield f"{hardware(one.record)} with {one.record.plan.stack}, published {published}"
     if absent := [name for name in claim.values if places and name not in {one.setting for one in places}]:
         yield f"without {claim.setting} {', '.join(absent)}"
-    apart_of = {one.field: one for place in places for one in place.record.differences}
-    for one in apart_of.values():
-        yield f"{one.field} {plain(one.found)}, published {plain(one.published)}"
+    apart_of = {item.field: item for place in places for item in place.record.differences}
+    for item in apart_of.values():
+        yield f"{item.field} {plain(item.found)}, published {plain(item.published)}"
 
 
 def _restated(

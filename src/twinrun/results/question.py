@@ -261,6 +261,7 @@ def departures_of(question: Question, places: Sequence[Place]) -> Iterator[str]:
     named, ids = question.named, [place.point.id for place in places]
     if question.restated and named and set(ids) != set(named):
         yield f"points {', '.join(ids) or 'none'}, published {' and '.join(named)}"
+    assert isinstance(question.claim, Claim)
     stated = question.recipe.published.fingerprint_of(question.claim)
     for one in question.apart(places).every:
         if one.field in stated:

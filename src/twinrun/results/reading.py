@@ -56,8 +56,12 @@ def read_content(content: Any, *, place: str) -> Record:
             allowed=f"{MAJOR}.0 to {MAJOR}.{MINOR}",
             hint="a newer twinrun reads newer records; run the recipe again for what an older one wrote",
         )
-    # The digest is of the file's own content: keys that the schema has gained since do not count.
-    if (found := content_digest(content)) != content["sha256"]:
+    try:
+        # The digest is of the file's own content: keys that the schema has gained since do not count.
+        found = content_digest(content)
+    except UnicodeEncodeError:
+        raise InputError("not a record: half a character", place=place, hint=HINT) from None
+    if found != content["sha256"]:
         raise InputError(
             "the record was changed after it was written",
             place=place,
@@ -65,7 +69,18 @@ def read_content(content: Any, *, place: str) -> Record:
             allowed=f"content {str(content['sha256'])[:12]}, as the record says of itself",
             hint="compare the untouched file; a record is never edited",
         )
-    return validate(content, Record, place=place)
+    try:
+        return validate(content, Record, place=place)
+    except InputError as error:
+        # A workload reads its own parts, and does not know of which file.
+        inner = "" if error.place.startswith(place) else f"{place}:"
+        raise InputError(
+            error.message,
+            place=f"{inner}{error.place}",
+            found=error.found,
+            allowed=error.allowed,
+            hint=error.hint,
+        ) from None
 
 
 def _demand_files(record: Record, file: Path) -> None:

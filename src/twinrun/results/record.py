@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
 from twinrun.foundation.manifest import Frozen
@@ -20,6 +21,11 @@ SENT_IN: Literal["as sent in"] = "as sent in"
 # Of a new major version old records are no records; a minor one adds keys that older files do not have.
 MAJOR, MINOR = 3, 0
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+def _a_time(text: str) -> str:
+    datetime.datetime.fromisoformat(text)
+    return text
 
 
 class Environment(Frozen):
@@ -46,7 +52,7 @@ class Record(Frozen, Generic[PlanPart, PointPart, RankResult]):
     twinrun: str
     run: str
     """Name of its folder: when it began, eight letters of the plan's digest, and four of chance."""
-    created: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00$")]
+    created: Annotated[str, Field(pattern=r"^[-0-9]{10}T[:0-9]{8}\+00:00$"), AfterValidator(_a_time)]
     """When it ended, UTC, ISO 8601."""
     evidence: Literal["measured", "as sent in"] = "measured"
     """`as sent in` where the sender alone says who ran it, and on what."""

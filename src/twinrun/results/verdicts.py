@@ -117,6 +117,11 @@ class Verdict(Frozen):
         return self.here.reason if self.here else self.reason
 
     @property
+    def apart(self) -> tuple[str, ...]:
+        """Circumstances and fields in which the run differs from the published one, where that was asked."""
+        return self.here.departures if self.here else self.departures
+
+    @property
     def judged_at(self) -> tuple[str, ...]:
         """Points of the run that the outcome that counts is about."""
         return self.here.points if self.here else self.points

@@ -17,7 +17,7 @@ from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Gpu
 from twinrun.predict.point import PointPrediction
 from twinrun.protocol.evaluation import DocumentsFile, PackageSource
-from twinrun.protocol.job import Checkpointing, Job
+from twinrun.protocol.job import Checkpointing, Job, Result
 from twinrun.protocol.layout import Precision
 from twinrun.protocol.measurements import Numbers
 from twinrun.protocol.model_source import ModelSource
@@ -31,7 +31,7 @@ from twinrun.workloads.tables_and_charts import Chart, Table
 # Types of a workload for a plan, a point and a result; `Any` where every workload is served.
 PlanPart = TypeVar("PlanPart", default=Any)
 PointPart = TypeVar("PointPart", default=Any)
-RankResult = TypeVar("RankResult", default=Any)
+RankResult = TypeVar("RankResult", bound=Result, default=Any)
 
 
 # Keys of a data set that older folders do not name.

@@ -37,7 +37,7 @@ def write(folder: Path, run: TrackedRun) -> str:
             copy_regular(file, copy := Path(copies) / file.name)
             demand_clean(copy.read_text(encoding="utf-8", errors="replace"), str(file))
         client = MlflowClient(folder.absolute().as_uri())
-        experiment = client.create_experiment(run.record.recipe)
+        experiment = client.create_experiment(run.recipe)
         for point in run.points:
             _write_point(client, experiment, run, point, Path(copies))
     return f"MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {folder}"

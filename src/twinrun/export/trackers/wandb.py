@@ -39,7 +39,7 @@ def _write_point(folder: Path, run: TrackedRun, point: TrackedPoint) -> None:
     )
     folder.mkdir(parents=True, exist_ok=True)
     with wandb.init(
-        project=run.record.recipe,
+        project=run.recipe,
         group=run.run,
         name=f"{run.run} {point.id}",
         notes=run.summary,

@@ -117,8 +117,8 @@ def _rates(call: Call, time: Measurement, peaks: Mapping[str, float]) -> Iterato
         milliseconds, resource = bound
         labels, name = {**time.labels, "resource": resource}, f"{call.name}/roofline"
         yield single(f"{name}-time", milliseconds, "ms", metric="roofline-time", per="device", labels=labels)
-        of = {"metric": "roofline-share", "unit": "ratio", "labels": labels}
-        yield over_time(milliseconds, time, id=f"{name}-share", **of)
+        of = {"metric": "roofline-share", "unit": "ratio"}
+        yield over_time(milliseconds, time, id=f"{name}-share", labels=labels, **of)
 
 
 def bus_bandwidth(call: Call, time: Measurement) -> Measurement | None:

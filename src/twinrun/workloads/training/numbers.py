@@ -7,6 +7,7 @@ experts over those ranks that have the same ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from twinrun.foundation.text import GIB, MIB, TERA
@@ -107,7 +108,7 @@ def of_training(
     read = [(step.watts, step.seconds) for step in timed if step.watts is not None]
     if read:
         # The mean power of a device; longer steps count more.
-        watts = sum(watts * seconds for watts, seconds in read) / sum(seconds for _, seconds in read)
+        watts = math.fsum(one * took for one, took in read) / math.fsum(took for _, took in read)
         yield single("power", watts, "W", per="device")
         name = "tokens-per-second-per-watt"
         yield tokens_rate.times(1 / watts, id=name, metric=name, unit="tokens/s/W")

@@ -57,8 +57,8 @@ def _memory(
     training: Training, shape: ModelShape, point: MeasuredPoint, layout: Layout | None, *, sharded: bool
 ) -> Iterator[Finding]:
     """Yield memory that does not hold what a step of AdamW needs of the parameters alone."""
-    least = shape.parameters() * COPIES * WIDTHS[training.parameter_type]
-    least /= point.devices if sharded else layout.replicas if layout else 1
+    copies = shape.parameters() * COPIES * WIDTHS[training.parameter_type]
+    least = copies / (point.devices if sharded else layout.replicas if layout else 1)
     if point.result.peak_memory_bytes < least:
         found = f"{point.result.peak_memory_bytes / GIB:.3g} GiB"
         allowed = f"{least / GIB:.3g} GiB or more, for parameters, gradients and moments"
