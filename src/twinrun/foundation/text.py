@@ -75,7 +75,7 @@ _CREDENTIAL = re.compile(
     r"\b(?:sk|pk|rk|gh[a-z]|github_pat|glpat|hf|xox[a-z]|npm|pypi|dckr_pat|wandb_v1)[-_][\w-]{8,}"
     r"|\bA[KS]IA[0-9A-Z]{12,}|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|$)"
-    r"|(?P<name>(?i:(?:token|secret|passw(?:or)?d|credential|(?:api|access|private)[-_]?key)(?![a-z])(?:_\w+)?"
+    r"|(?P<name>(?i:(?:(?<!per-)token|secret|passw(?:or)?d|credential|(?:api|access|private)[-_]?key)(?![a-z])(?:_\w+)?"
     r"['\"]?\s*[=:]\s*['\"]?(?!null|none|true|false)"
     r"|--[\w-]*(?:token|secret|passw(?:or)?d|key)\s+|\b(?:bearer|basic)\s+))[^\s,;&'\"]+",
     re.DOTALL,

@@ -62,7 +62,7 @@ def _outside(one: Measurement, metric: Metric, gpu: Gpu | None, found: Judged) -
     elif evidence.most == "resource" and gpu is not None and most is None:
         allowed = "of a resource whose rate a row of images/gpus.toml gives"
     elif evidence.most == "memory" and gpu is None:
-        room = max(report.memory_bytes for report in found.record.allocation.reports.values())
+        room = max((one.memory_bytes for one in found.record.allocation.reports.values()), default=math.inf)
         if median * metric_bytes(metric) > room:
             allowed = f"up to {room / metric_bytes(metric):.4g}, which the host has"
     if allowed:
