@@ -27,7 +27,7 @@ CODE = re.compile(r"^```(toml|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # A page bakes a recipe before it runs it.
 MADE = re.compile(r"^cookiecutter .*\bname=([\w-]+)", re.MULTILINE)
 CAPITALS = re.compile(r"(?<![A-Za-z0-9-])[A-Z][A-Z_]*[A-Z](?![A-Za-z0-9-])|\b[AB]\b|\.\.\.")
-RECORDS = sorted((ROOT / "recipes" / "mpt7b-scaling" / "results").glob("*.json"))
+RECORDS = [ROOT / "tests" / "data" / "records" / "mpt7b-scaling.json"] * 4
 RECIPE = "recipes/mpt7b-scaling"
 # What a word in capitals stands for where a command is planned.
 PLANNED = {

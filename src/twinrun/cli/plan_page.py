@@ -69,7 +69,7 @@ def everything(project: Project, selection: Selection) -> dict[str, object]:
 
 def page(project: Project, selection: Selection) -> RenderableType:
     """Return what was chosen, the points, how the run differs, and what starts the first point's ranks."""
-    recipe, plan = selection.recipe.recipe, selection.plan
+    recipe = selection.recipe.recipe
     chosen = _plain_table("chosen", "", "because")
     for choice in selection.choices:
         chosen.add_row(choice.name, Text(choice.value), Text(choice.because))

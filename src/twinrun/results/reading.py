@@ -73,7 +73,7 @@ def read_content(content: Any, *, place: str) -> Record:
         return validate(content, Record, place=place)
     except InputError as error:
         # A workload reads its own parts, and does not know of which file.
-        inner = "" if error.place.startswith(place) else f"{place}:"
+        inner = "" if str(error.place).startswith(place) else f"{place}:"
         raise InputError(
             error.message,
             place=f"{inner}{error.place}",

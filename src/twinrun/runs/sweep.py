@@ -12,15 +12,15 @@ from twinrun.foundation.errors import InputError, MachineError, RunError, requir
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.foundation.text import number, percent
-from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan
 from twinrun.protocol.allocation import Allocation
 from twinrun.protocol.job import Result
 from twinrun.protocol.sniff import FILE, WINDOW, Sniff, alarms
+from twinrun.results.judged import measured_points
 from twinrun.runs.launches import launch_of
 from twinrun.runs.progress import Display
 from twinrun.runs.selection import Selection
-from twinrun.workloads.workload import Point, PointRecord, Run, Workload
+from twinrun.workloads.workload import MeasuredPoint, Point, PointRecord, Run, Workload
 
 
 class PointOutcome(Frozen):
@@ -28,7 +28,6 @@ class PointOutcome(Frozen):
 
     plan_sha256: str
     point: PointRecord
-    libraries: dict[str, str]
     allocation: Allocation
 
 
@@ -130,31 +129,16 @@ class SweepRun:
             waiting = None
             if launched:
                 result = _result(self.workspace.run, point, workload.result)
-                numbers = workload.numbers(plan.part, point, result)
-                measured = PointRecord(
+                sent = PointRecord(
                     id=point.id,
-                    nodes=point.nodes,
-                    devices=point.world_size,
-                    cards=_cards(point, self.selection.gpu),
                     hosts=launched.allocation.nodes,
-                    part=point.part,
                     attempts=names[:place],
-                    **{name: getattr(numbers, name) for name in type(numbers).model_fields},
+                    slow=tuple(Nose(point_folder(self.workspace.run, point.id)).new()),
+                    result=result,
                 )
-                slow = Nose(point_folder(self.workspace.run, point.id)).new()
-                if slow:
-                    measured = measured.model_copy(
-                        update={"facts": {**measured.facts, "slow ranks": "; ".join(slow)}}
-                    )
-                derived = workload.derived(plan.part, measured, self.selection.gpu)
-                record = measured.model_copy(update={"measurements": (*measured.measurements, *derived)})
-                self.display.end(point.id, status=summary(record, workload.headline))
-                return PointOutcome(
-                    plan_sha256=plan.sha256(),
-                    point=record,
-                    libraries=result.libraries,
-                    allocation=launched.allocation,
-                )
+                (measured,) = measured_points(plan, (sent,), self.selection.gpu)
+                self.display.end(point.id, status=summary(measured, workload.headline))
+                return PointOutcome(plan_sha256=plan.sha256(), point=sent, allocation=launched.allocation)
             self.display.end(point.id, status=f"{name}: out of memory")
         raise MachineError(
             "nothing that was tried fits into the memory of a device",
@@ -194,25 +178,18 @@ class SweepRun:
         )
 
 
-def _cards(point: Point, gpu: Gpu | None) -> int | None:
-    """Return the cards that the devices of a point are, None where they fill none."""
-    if gpu is None or point.world_size % gpu.devices_per_card:
-        return None
-    return point.world_size // gpu.devices_per_card
-
-
 def finished(run: Path, plan: Plan, *, workload: Workload) -> dict[str, PointOutcome]:
     """Return the points of `plan` that are finished in a run folder."""
     files = {point.id: _file(run, point.id) for point in plan.points}
     found = {name: load_json(file, PointOutcome) for name, file in files.items() if file.is_file()}
     return {
-        name: one.model_copy(update={"point": workload.read_points((one.point,))[0]})
+        name: one.model_copy(update={"point": workload.read_results((one.point,))[0]})
         for name, one in found.items()
         if one.plan_sha256 == plan.sha256()
     }
 
 
-def summary(point: PointRecord, headline: tuple[str, ...]) -> str:
+def summary(point: MeasuredPoint, headline: tuple[str, ...]) -> str:
     """Return the result of a point in one line: the first number that stands for it, and its last loss."""
     shown = [one for metric in headline for one in point.measurements if one.metric == metric][:2]
     parts = [
