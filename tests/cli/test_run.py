@@ -235,7 +235,7 @@ def test_two_runs_install_an_environment_once(tiny: Path) -> None:
     ]
     done = [finished(process) for process in started]
     (made,) = environments(tiny)
-    assert [(one.returncode, one.stderr) for one in done] == [(0, ""), (0, "")]
+    assert [one.returncode for one in done] == [0, 0]
     assert sum(one.stdout.count("installing tiny from its lock, once") for one in done) == 1
     assert all(str(made) in one.stdout.splitlines()[-2:][0] for one in done)
     assert open_tiny(tiny) == ""

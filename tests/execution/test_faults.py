@@ -257,69 +257,59 @@ def test_a_time_limit_that_nears_stops_at_a_step_that_is_saved(
     goes_on(run, undisturbed)
 
 
+def on_worker2(*words: str) -> Callable[[str], None]:
+    return lambda pid: docker("exec", container("worker2"), *words, pid)
+
+
+def nothing() -> None:
+    """Mend nothing."""
+
+
+def connected() -> None:
+    with contextlib.suppress(subprocess.CalledProcessError):
+        docker("network", "connect", local_cluster.NAME, container("worker2"))
+
+
+# What is done to the second rank's process or node, how it is mended, and what is said of it.
+FAULTS: dict[str, tuple[Callable[[str], None], Callable[[], None], str]] = {
+    "rank-killed": (
+        on_worker2("kill", "-KILL"),
+        nothing,
+        r"rank 1 of 2 failed with signal 9\n.*worker2, pid {pid}, at step \d+: \w",
+    ),
+    "halted": (
+        on_worker2("kill", "-STOP"),
+        nothing,
+        r"made no progress for 10 s and were killed[^~]*rank 1 on worker2, pid {pid}, .*; its process was stopped",
+    ),
+    "node-killed": (
+        lambda _pid: docker("kill", container("worker2")),
+        lambda: docker("start", container("worker2")),
+        r"rank 1 on worker2, pid {pid}, at step \d+: \w",
+    ),
+    "cut-off": (
+        lambda _pid: docker("network", "disconnect", local_cluster.NAME, container("worker2")),
+        connected,
+        r"rank 1 on worker2, pid {pid}, at step \d+: \w",
+    ),
+}
+
+
 @pytest.mark.parametrize("trial", TRIALS)
-def test_a_rank_that_is_killed_is_named(start: Start, undisturbed: list[float], trial: int) -> None:
-    run = start(f"rank-killed-{trial}")
+@pytest.mark.parametrize("name", FAULTS)
+def test_who_fails_is_named_and_the_point_goes_on(
+    start: Start, undisturbed: list[float], name: str, trial: int
+) -> None:
+    run, (plant, mend, expected) = start(f"{name}-{trial}"), FAULTS[name]
     pid: list[str] = []
 
-    def kill() -> None:
+    def fault() -> None:
         pid.append(run.pid(1))
-        docker("exec", container("worker2"), "kill", "-KILL", *pid)
-
-    said = fails(run, kill)
-    assert re.search(rf"rank 1 of 2 failed with signal 9\n.*worker2, pid {pid[0]}, at step \d+: \w", said), (
-        said
-    )
-    goes_on(run, undisturbed)
-
-
-@pytest.mark.parametrize("trial", TRIALS)
-def test_a_rank_that_hangs_is_named(start: Start, undisturbed: list[float], trial: int) -> None:
-    run = start(f"halted-{trial}")
-    pid: list[str] = []
-
-    def halt() -> None:
-        pid.append(run.pid(1))
-        docker("exec", container("worker2"), "kill", "-STOP", *pid)
-
-    said = fails(run, halt)
-    assert "the ranks made no progress for 10 s and were killed" in said
-    assert re.search(rf"rank 1 on worker2, pid {pid[0]}, at step \d+: \w.*; its process was stopped", said), (
-        said
-    )
-    goes_on(run, undisturbed)
-
-
-@pytest.mark.parametrize("trial", TRIALS)
-def test_a_node_that_dies_is_named(start: Start, undisturbed: list[float], trial: int) -> None:
-    run = start(f"node-killed-{trial}")
-    pid: list[str] = []
-
-    def kill() -> None:
-        pid.append(run.pid(1))
-        docker("kill", container("worker2"))
+        plant(*pid)
 
     try:
-        said = fails(run, kill)
+        said = fails(run, fault)
     finally:
-        docker("start", container("worker2"))
-    assert re.search(rf"rank 1 on worker2, pid {pid[0]}, at step \d+: \w", said), said
-    goes_on(run, undisturbed)
-
-
-@pytest.mark.parametrize("trial", TRIALS)
-def test_a_node_that_is_cut_off_is_named(start: Start, undisturbed: list[float], trial: int) -> None:
-    run = start(f"cut-off-{trial}")
-    pid: list[str] = []
-
-    def cut() -> None:
-        pid.append(run.pid(1))
-        docker("network", "disconnect", local_cluster.NAME, container("worker2"))
-
-    try:
-        said = fails(run, cut)
-    finally:
-        with contextlib.suppress(subprocess.CalledProcessError):
-            docker("network", "connect", local_cluster.NAME, container("worker2"))
-    assert re.search(rf"rank 1 on worker2, pid {pid[0]}, at step \d+: \w", said), said
+        mend()
+    assert re.search(expected.replace("{pid}", pid[0]), said), said
     goes_on(run, undisturbed)

@@ -8,15 +8,16 @@ client that was killed, whether a scheduler did it or the machine ran out of mem
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.cluster import Bind
 from twinrun.protocol.allocation import IMAGE_VARIABLE
 
 # Ranks exchange batches and gradients through shared memory; the default of 64 MB ends in a bus error.
 SHARED_MEMORY = "16g"
-# Compiled kernels are loaded from there.
-TEMPORARY_FOLDER, TEMPORARY_SIZE = "/tmp", "8g"  # noqa: S108
+# Compiled kernels are loaded from /tmp.
+TEMPORARY_SIZE = "8g"
 WORKING_FOLDER = "/twinrun/project"
 # Every container of ours carries this label, which tells it from others on the machine.
 LABEL = "dev.twinrun.container"
@@ -57,42 +58,24 @@ PODMAN = Program(
 )
 
 
-class Mount(Frozen):
-    """A folder of the host that the container sees."""
-
-    host: str
-    inside: str
-    mode: Literal["ro", "rw"]
-
-
 class Container(Frozen):
     """A container that runs one command under the image's interpreter."""
 
-    program: str = "docker"
+    program: str
     image: str
+    options: tuple[str, ...]
+    """All that its `run` is told before the image."""
     arguments: tuple[str, ...]
     """After the interpreter."""
     variables: dict[str, str]
-    user: str
-    """Numbers of user and group."""
-    mounts: tuple[Mount, ...]
-    host: str | None
-    """Name of the machine for a container without a network; null for one with the host's."""
-    devices: tuple[str, ...] = ()
-    groups: tuple[int, ...] = ()
+    mounts: tuple[Bind, ...]
     groups_of: tuple[str, ...] = ()
     """Patterns of files whose groups a script on the node adds: it alone knows their numbers."""
-    locks_memory: bool = False
-    """Whether it may lock memory without limit, as adapters with direct access to memory need."""
-    accelerators: tuple[str, ...] = ()
-    """Words that ask for a driver's devices."""
-    passed: tuple[str, ...] = ()
-    """Variables that it is given as the caller has them; their values, which may be secret, stand nowhere."""
 
     def run_arguments(self) -> tuple[str, ...]:
         """Return the `run` of this container."""
         guard = ("-c", GUARD, "twinrun")
-        return (self.program, "run", "--rm", *self._options(), self.image, *guard, *self.arguments)
+        return (self.program, "run", *self.options, self.image, *guard, *self.arguments)
 
     def node_lines(self) -> Iterator[str]:
         """Yield lines of a node's script that set the image's ID and the words `groups` and `cgroup`.
@@ -113,30 +96,6 @@ class Container(Frozen):
         asked = f"$({self.program} info --format '{template}')"
         yield f"parent=$(sed -n '{job}' /proc/self/cgroup | tail -n 1)"
         yield f"[[ -z $parent || {asked} != {fits} ]] || cgroup=({words})"
-
-    def _options(self) -> Iterator[str]:
-        yield from ("--interactive", "--init", "--read-only", "--cap-drop", "ALL")
-        yield from ("--security-opt", "no-new-privileges", "--user", self.user, "--shm-size", SHARED_MEMORY)
-        yield from ("--label", f"{LABEL}=run", "--tmpfs", f"{TEMPORARY_FOLDER}:rw,exec,size={TEMPORARY_SIZE}")
-        if self.host:
-            yield from ("--network", "none", "--hostname", self.host, "--add-host", f"{self.host}:127.0.0.1")
-        else:
-            # Without a value: the node's own, which only its script knows.
-            yield from ("--network", "host", "--env", IMAGE_VARIABLE)
-        for mount in self.mounts:
-            yield from ("--volume", f"{mount.host}:{mount.inside}:{mount.mode}")
-        for path in self.devices:
-            yield from ("--device", f"{path}:{path}:rwm")
-        if self.locks_memory:
-            yield from ("--ulimit", "memlock=-1:-1")
-        for group in self.groups:
-            yield from ("--group-add", str(group))
-        yield from self.accelerators
-        for name, value in self.variables.items():
-            yield from ("--env", f"{name}={value}")
-        for name in self.passed:
-            yield from ("--env", name)
-        yield from ("--workdir", WORKING_FOLDER, "--entrypoint", "/bin/sh")
 
 
 PROGRAMS = {one.name: one for one in (DOCKER, PODMAN)}

@@ -11,20 +11,31 @@ import re
 import shutil
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from twinrun.checkpoints.s3 import VARIABLES
-from twinrun.execution.container import DOCKER, PODMAN, WORKING_FOLDER, Container, Mount, Program
+from twinrun.execution.container import (
+    DOCKER,
+    LABEL,
+    PODMAN,
+    SHARED_MEMORY,
+    TEMPORARY_SIZE,
+    WORKING_FOLDER,
+    Container,
+    Program,
+)
 from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Say, Workspace
 from twinrun.execution.shell import FIRST_NODE
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.files import sha256_of_bytes
 from twinrun.foundation.processes import GRACE_SECONDS, LocalProcess, end_of, last_lines, read_output
+from twinrun.manifests.cluster import Bind
 from twinrun.manifests.image_identity import image_configuration
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Vendor
+from twinrun.protocol.allocation import IMAGE_VARIABLE
 
 # Adapters whose own protocol a process speaks to past the kernel.
 _INFINIBAND = ("/dev/infiniband",)
@@ -78,7 +89,6 @@ class ContainerRenderer:
         """
         assert command.arguments[0] == PYTHON
         access, nodes = self._vendor.container, self._workspace.nodes
-        fabric = bool(nodes and nodes.infiniband)
         names = {name for group in self._vendor.hidden_by for name in group} & os.environ.keys()
         variables = {
             **_VARIABLES,
@@ -87,44 +97,64 @@ class ContainerRenderer:
             **{name: os.environ[name] for name in sorted(names)},
             **command.variables,
         }
+        mounts = tuple(self._volumes(command))
         found = Container(
             program=self._program.name,
             image=self._image,
+            options=tuple(self._options(command, variables, mounts)),
             arguments=command.arguments[1:],
             variables=variables,
-            user=self._user,
-            mounts=tuple(self._volumes(command)),
-            host=None if command.reaches_nodes or command.reaches_store else self._host(),
-            passed=VARIABLES if command.reaches_store else (),
-            devices=(*access.devices, *(_INFINIBAND if fabric else ())),
-            locks_memory=fabric,
-            groups=nodes.groups if nodes else _groups(self._vendor),
+            mounts=mounts,
             groups_of=access.groups_of if nodes else (),
-            accelerators=self._accelerators(),
         )
         words, root = found.run_arguments(), self._workspace.root
         return NodeCommand(arguments=words, variables={}, folder=root, container=found)
 
-    def _volumes(self, command: Command) -> Iterator[Mount]:
+    def _volumes(self, command: Command) -> Iterator[Bind]:
         writable = {self._workspace.run} | ({self._workspace.data} if command.writes_data else set())
         for host, inside in self._mounts.items():
-            yield Mount(host=str(host), inside=inside, mode="rw" if host in writable else "ro")
-        for bind in self._workspace.nodes.bound if self._workspace.nodes else ():
-            yield Mount(**bind.model_dump())
+            yield Bind(host=str(host), inside=inside, mode="rw" if host in writable else "ro")
+        yield from self._workspace.nodes.bound if self._workspace.nodes else ()
+
+    def _options(
+        self, command: Command, variables: Mapping[str, str], mounts: Sequence[Bind]
+    ) -> Iterator[str]:
+        access, nodes = self._vendor.container, self._workspace.nodes
+        fabric = bool(nodes and nodes.infiniband)
+        yield from ("--rm", "--interactive", "--init", "--read-only", "--cap-drop", "ALL")
+        yield from ("--security-opt", "no-new-privileges", "--user", self._user, "--shm-size", SHARED_MEMORY)
+        yield from ("--label", f"{LABEL}=run", "--tmpfs", f"/tmp:rw,exec,size={TEMPORARY_SIZE}")  # noqa: S108
+        if command.reaches_nodes or command.reaches_store:
+            # Without a value: the node's own, which only its script knows.
+            yield from ("--network", "host", "--env", IMAGE_VARIABLE)
+        else:
+            host = self._host()
+            yield from ("--network", "none", "--hostname", host, "--add-host", f"{host}:127.0.0.1")
+        for mount in mounts:
+            yield from ("--volume", f"{mount.host}:{mount.inside}:{mount.mode}")
+        for path in (*access.devices, *(_INFINIBAND if fabric else ())):
+            yield from ("--device", f"{path}:{path}:rwm")
+        if fabric:
+            # Adapters with direct access to memory need it locked.
+            yield from ("--ulimit", "memlock=-1:-1")
+        for group in nodes.groups if nodes else _groups(self._vendor):
+            yield from ("--group-add", str(group))
+        if access.driver and self._program.gpus:
+            # The command line is split at commas, and a list inside it is quoted; it adds `gpu` by itself.
+            asked = ",".join(name for name in access.capabilities if name != "gpu")
+            yield from ("--gpus", f'driver={access.driver},count=all,"capabilities={asked}"')
+        elif access.driver:
+            yield from ("--device", f"{access.resource}=all")
+        for name, value in variables.items():
+            yield from ("--env", f"{name}={value}")
+        # As the caller has them; their values, which may be secret, stand nowhere.
+        for name in VARIABLES if command.reaches_store else ():
+            yield from ("--env", name)
+        yield from ("--workdir", WORKING_FOLDER, "--entrypoint", "/bin/sh")
 
     def _host(self) -> str:
         """Return the name of the machine that runs the container; a site's script alone knows its node's."""
         return f"${FIRST_NODE}" if self._workspace.nodes else platform.node() or "localhost"
-
-    def _accelerators(self) -> tuple[str, ...]:
-        access = self._vendor.container
-        if access.driver is None:
-            return ()
-        if not self._program.gpus:
-            return ("--device", f"{access.resource}=all")
-        # The command line is split at commas, and a list inside it is quoted; it adds `gpu` by itself.
-        asked = ",".join(name for name in access.capabilities if name != "gpu")
-        return ("--gpus", f'driver={access.driver},count=all,"capabilities={asked}"')
 
 
 class ContainerEngine(ContainerRenderer):

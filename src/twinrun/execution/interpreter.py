@@ -14,7 +14,7 @@ from uv import find_uv_bin
 
 from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Say, Workspace
 from twinrun.execution.installed_files import changed_files, seal
-from twinrun.foundation.cache import COMPLETE, bytecode_folder, cache_root, environment_folder
+from twinrun.foundation.cache import COMPLETE, bytecode_folder, environment_folder
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.locks import locked
 from twinrun.foundation.processes import LocalProcess, read_output
@@ -113,13 +113,8 @@ class Environment:
     ADDS_GROUPS = False
 
     def unusable(self, *, stack: LoadedStack, vendor: Vendor) -> str | None:
-        """Return that no environment of the stack was made and none has room.
-
-        What stands against a lock is known only when it is read, see `open_engine`.
-        """
-        folder = cache_root() / "environments"
-        made = any(folder.glob(f"{stack.stack.name}-*/{COMPLETE}"))
-        return None if made or _crowded(stack, folder) is None else "the disk has no room for the environment"
+        """Return None: what stands against a lock is known only when it is read, see `open_engine`."""
+        return None
 
     def renderer(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> LockedEnvironment:
         """Return the interpreter of the environment, which may not be installed yet."""
@@ -130,7 +125,7 @@ class Environment:
         """Return the environment of the stack's lock, installing it if this machine has not yet.
 
         Raises:
-            MachineError: the disk has no room, or the packages cannot be had.
+            MachineError: the packages cannot be had.
         """
         folder = environment_folder(stack.stack.name, stack.requirements_sha256(workspace.root))
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -140,34 +135,9 @@ class Environment:
         return self.renderer(stack=stack, vendor=vendor, workspace=workspace)
 
 
-def _crowded(stack: LoadedStack, folder: Path) -> Path | None:
-    """Return the folder whose disk does not take the environment: the cache's, or that of uv's own cache.
-
-    On one disk they share every file.
-    """
-    sizes = stack.stack.environment
-    for place in (folder, _uv_cache()) if sizes else ():
-        if sizes and shutil.disk_usage(_existing(place)).free < sizes.disk:
-            return place
-    return None
-
-
-def _existing(folder: Path) -> Path:
-    return next(one for one in (folder, *folder.parents) if one.exists())
-
-
 def _install(stack: LoadedStack, folder: Path, root: Path, say: Say) -> None:
     """Make the environment; the marker is written last, so a half-made one is made again."""
-    sizes, crowded = stack.stack.environment, _crowded(stack, folder.parent)
-    if sizes and crowded:
-        variable = "TWINRUN_CACHE" if crowded == folder.parent else "UV_CACHE_DIR"
-        free = f"{size(shutil.disk_usage(_existing(crowded)).free)} free"
-        allowed, message = (
-            f"{size(sizes.disk)} or more: {sizes.source}",
-            "the disk has no room for the environment",
-        )
-        hint = f"free some space, or set {variable} to a folder on another disk"
-        raise MachineError(message, place=str(crowded), found=free, allowed=allowed, hint=hint)
+    sizes = stack.stack.environment
     count = plural(len(stack.locked(root)), "package")
     download = f", {size(sizes.download)} to download" if sizes and sizes.download else ""
     amount = f"{download}, about {size(sizes.disk)} on the disk" if sizes else ""
@@ -200,13 +170,6 @@ def _demand_installed(stack: LoadedStack, folder: Path, root: Path) -> None:
         hint = "take `target`, `prefix` or `no-install` out of uv's settings: UV_CONFIG_FILE, uv.toml"
         message, missing = "uv has put the packages somewhere else", f"no {', '.join(absent)}"
         raise MachineError(message, place=str(folder), found=missing, hint=hint)
-
-
-def _uv_cache() -> Path:
-    """Return the folder of uv's cache, whose files environments on the same disk are links to."""
-    command = [os.fspath(find_uv_bin()), "cache", "dir"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-    return Path(answer.stdout.strip() or "/")
 
 
 def _run_uv(*arguments: str) -> None:

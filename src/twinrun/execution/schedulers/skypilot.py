@@ -118,15 +118,9 @@ class SkyPilot(BatchScheduler):
     def all_nodes(self) -> list[NodeState]:
         """Return as many nodes as cluster.toml says: they are made for a job."""
         one = self.site.site
-        return [
-            NodeState(
-                name=f"node{number}",
-                cores=one.cores_per_node,
-                memory_gib=one.memory_gib or 0,
-                devices={one.gres: one.devices_per_node} if one.gres else {},
-            )
-            for number in range(one.nodes)
-        ]
+        own: dict[str, object] = {"cores": one.cores_per_node, "memory_gib": one.memory_gib or 0}
+        own |= {"devices": {one.gres: one.devices_per_node} if one.gres else {}}
+        return [NodeState.model_validate({**own, "name": f"node{number}"}) for number in range(one.nodes)]
 
     def version(self) -> str:
         """Return what `sky` says of itself."""
