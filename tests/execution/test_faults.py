@@ -280,7 +280,7 @@ FAULTS: dict[str, tuple[Callable[[str], None], Callable[[], None], str]] = {
     "halted": (
         on_worker2("kill", "-STOP"),
         nothing,
-        r"made no progress for 10 s and were killed[^~]*rank 1 on worker2, pid {pid}, .*; its process was stopped",
+        r"no progress for 10 s and were killed[^~]*rank 1 on worker2, pid {pid}, .*; its process was stopped",
     ),
     "node-killed": (
         lambda _pid: docker("kill", container("worker2")),
