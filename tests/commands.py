@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from unittest.mock import patch
@@ -17,20 +16,6 @@ from twinrun.cli.program import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_SECONDS = 300
-LOOP_STEPS = 300_000
-LOOP_SECONDS = 0.045
-
-
-def slowness() -> float:
-    """Return how many times slower this machine is now than the one that the limits of time were set on.
-
-    A loop of 300,000 steps over strings and a dictionary took 0.045 s of the processor there. Shared machines
-    take up to three times as long in their worst hours: a limit times this factor judges the code alone.
-    """
-    began, found = time.process_time(), {}
-    for step in range(LOOP_STEPS):
-        found[step % 997] = str(step)
-    return max(1.0, (time.process_time() - began) / LOOP_SECONDS)
 
 
 def environment(root: Path, **variables: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -19,7 +19,7 @@ import pytest
 
 from tests.cli.bad_lines import lines, places
 from tests.cli.refusals import RECIPE, error_message, files_of, refused, replace, with_manifests
-from tests.commands import ROOT, environment, invoke, invoke_anew, slowness
+from tests.commands import ROOT, environment, invoke, invoke_anew
 from twinrun import __version__
 from twinrun.machine.inventory import detect
 
@@ -429,23 +429,12 @@ def test_a_run_folder_that_cannot_be_made(untouched: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "seconds"),
-    [(("--help",), 0.6), (("run", RECIPE, "--vendor", "cpu", "--scale", "smoke", "--dry"), 1.5)],
+    "arguments",
+    [("--help",), ("run", RECIPE, "--vendor", "cpu", "--scale", "smoke", "--dry")],
     ids=["help", "dry run"],
 )
-def test_what_starts_nothing_is_quick(root: Path, arguments: tuple[str, ...], seconds: float) -> None:
-    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPROFILEIMPORTTIME": ""}
-    assert any(busy_seconds(root, arguments, bytecode) < seconds * slowness() for _ in range(3))
+def test_what_starts_nothing_imports_little(root: Path, arguments: tuple[str, ...]) -> None:
     done = invoke_anew(root, *arguments, variables={"PYTHONPROFILEIMPORTTIME": "1"})
     imported = set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.MULTILINE))
     assert "cyclopts" in imported
     assert not imported & {"torch", "composer", "streaming", "numpy"}
-
-
-def busy_seconds(root: Path, arguments: tuple[str, ...], variables: Mapping[str, str]) -> float:
-    """Return the processor time of a command, which what else the machine does leaves alone."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = invoke_anew(root, *arguments, variables=variables)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0, done.stderr
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -307,7 +306,7 @@ def _lines_moved(content: bytes, kind: str, choice: random.Random) -> bytes:
     return b"".join(lines)
 
 
-# 2,500 files, of which none takes a second to read or to refuse.
+# 2,500 files.
 @settings(max_examples=125, deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.parametrize("name", READERS)
 @given(seed=st.integers(0, 2**32 - 1))
@@ -318,9 +317,7 @@ def test_a_mutated_manifest_is_read_or_refused(broken: Path, name: str, seed: in
         content = mutated((ROOT / name).read_bytes(), choice)
         note(repr(content))
         (broken / name).write_bytes(content)
-        began = time.monotonic()
         read_or_refused(broken, name)
-        assert time.monotonic() - began < 1
 
 
 def read_or_refused(root: Path, name: str) -> None:
@@ -349,7 +346,5 @@ def read_or_refused(root: Path, name: str) -> None:
 )
 def test_keys_that_take_the_memory_are_refused_unread(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "bomb.toml").write_text(text, encoding="utf-8")
-    start = time.monotonic()
     with pytest.raises(InputError, match=said):
         read_toml(tmp_path / "bomb.toml")
-    assert time.monotonic() - start < 1

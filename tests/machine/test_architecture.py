@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -177,9 +176,7 @@ def test_an_image_for_other_gpus_is_refused_before_anything_runs(root: Path, ans
     plan = json.loads(done.stdout)["plan"]
     assert plan["engine"] == "docker"
 
-    began = time.monotonic()
     message = error_message(planned(root, answer, other, "--engine", "docker"), 3)
-    assert time.monotonic() - began < 5
     assert f"error: twinrun/{plan['stack']}:" in message
     assert "the image is not built for this GPU" in message
     found = f"{arch} ({machine_of(answer)[0].devices[0].name})"

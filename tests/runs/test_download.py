@@ -8,7 +8,6 @@ import hashlib
 import http.server
 import json
 import threading
-import time
 import urllib.parse
 from collections.abc import Iterator
 from functools import cache
@@ -337,10 +336,8 @@ def test_a_server_that_does_not_end_is_given_up(
 ) -> None:
     monkeypatch.setattr(download, "LISTING_SECONDS", 1.0)
     hub.drip = drip
-    start = time.monotonic()
     with pytest.raises(MachineError, match="the server was given up"):
         bring(hub, tmp_path)
-    assert time.monotonic() - start < 5
     assert not list(tmp_path.rglob("*.json"))
 
 
