@@ -26,6 +26,7 @@ from tests.records import (
 from twinrun.foundation.errors import InputError
 from twinrun.report.words import headline
 from twinrun.results import reading
+from twinrun.results.confirm import confirmations
 from twinrun.results.judge import judged
 from twinrun.results.judged import Judged
 from twinrun.results.reading import read_content, read_record
@@ -395,3 +396,34 @@ def test_a_relative_root_loses_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.chdir(PROJECT.root)
     project = type(PROJECT)(Path())
     assert finals(read_record(tmp_path / "one.json", project)) == finals(training())
+
+
+@pytest.mark.parametrize(
+    ("signers", "rate", "why"),
+    [
+        (("signed by ada", "signed by bob"), 496.0, "agrees within both spreads"),
+        (("signed by ada", "signed by bob"), 430.0, "and there"),
+        (("signed by ada", "signed by ada"), 496.0, "a second signer confirms"),
+        (("signed by ada", "unsigned"), 496.0, "both must be signed"),
+    ],
+)
+def test_a_second_signer_within_both_spreads_confirms(
+    signers: tuple[str, str], rate: float, why: str
+) -> None:
+    given = {"gpu": "h200", "scale": "node", "settings": ("model=mpt-7b",), "spread": 0.01}
+    mine = training().replaced(signer=signers[0])
+    theirs = training_record({**RATES, "devices=4": rate}, run="another", **given).replaced(signer=signers[1])
+    found = {one.claim: one for one in confirmations(mine, theirs)}
+    assert why in found["throughput-1-node"].why
+    assert found["throughput-1-node"].confirmed == ("agrees" in why)
+
+
+def test_a_plan_says_which_claims_a_run_of_it_will_answer(command: Command) -> None:
+    words = ("run", "recipes/mpt7b-scaling", "--dry", "--json", "--scale", "smoke", "--vendor", "cpu")
+    done = command(*words, "--engine", "host")
+    claims = {one["claim"]: one for one in done.data["claims"]}
+    found = finals(smoke_record("mpt7b-scaling"))
+    assert {name for name, one in claims.items() if one["answered"]} == {
+        name for name, one in found.items() if one == "holds-here"
+    }
+    assert "speed says nothing" in claims["throughput-1-node"]["how"]

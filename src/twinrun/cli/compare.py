@@ -17,6 +17,7 @@ from twinrun.report.comparison import comparison_view, scores_view
 from twinrun.report.tables import verdict_table
 from twinrun.report.words import headline_of_all
 from twinrun.results.compare import compare as compare_records
+from twinrun.results.confirm import confirmations
 from twinrun.results.equivalence import compare_scores
 from twinrun.results.judge import judge_between
 from twinrun.results.reading import read_record, read_records
@@ -31,6 +32,7 @@ def compare(
     /,
     *,
     claims: bool = False,
+    confirm: bool = False,
     scores: bool = False,
     margin: float | None = None,
     claim: str | None = None,
@@ -49,6 +51,7 @@ def compare(
         a: record.json or folder; with --scores samples.jsonl or the folder of an evaluation
         b: another
         claims: judge the claims between records instead
+        confirm: say instead which verdicts of the first a second signer's record confirms, and why or why not
         scores: say whether two models score the same instead, document by document
         margin: of scores, the largest difference that counts as none, for example 0.02
         claim: of scores, RECIPE/CLAIM: judge this claim about two models, by its own margin
@@ -67,6 +70,7 @@ def compare(
     demand_with("--scores", scores, margin=margin, claim=claim)
     demand_without("--claim", bool(claim), margin=margin)
     demand_without("--rerun", rerun, claims=claims, scores=scores, require_signature=require_signature)
+    demand_without("--confirm", confirm, claims=claims, scores=scores, rerun=rerun)
     demand_without("--scores", scores, claims=claims, require_signature=require_signature)
     if rerun:
         if not recipe:
@@ -79,6 +83,14 @@ def compare(
     project = Project(project_root(), signed=is_demanded(project_root(), asked=require_signature))
     if scores:
         return _scores(project, Path(a), Path(b), margin, claim)
+    if confirm:
+        confirmed = confirmations(*(read_record(Path(one), project) for one in (a, b)))
+        lines = [f"{one.claim}: {'' if one.confirmed else 'not '}confirmed, {one.why}" for one in confirmed]
+        return Shown(
+            view=lambda: "\n".join(lines) or "no verdict of the first record holds",
+            data=lambda: [one.model_dump() for one in confirmed],
+            code=int(not any(one.confirmed for one in confirmed)),
+        )
     if claims:
         records = read_records([Path(a), Path(b)], project)
         verdicts = judge_between(records)

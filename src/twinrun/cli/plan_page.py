@@ -14,6 +14,7 @@ from rich.text import Text
 from twinrun.foundation.errors import TwinrunError
 from twinrun.foundation.text import GIB, duration, number, plain, plural
 from twinrun.planning.project import Project
+from twinrun.results.outlook import outlook
 from twinrun.runs.launches import commands_of
 from twinrun.runs.preconditions import demand_devices, demand_ready, demand_site
 from twinrun.runs.selection import ASKED, Selection, demand_runnable
@@ -63,6 +64,7 @@ def everything(project: Project, selection: Selection) -> dict[str, object]:
         "plan_sha256": plan.sha256(),
         "plan": plan.model_dump(mode="json"),
         "choices": [choice.model_dump() for choice in selection.choices],
+        "claims": [one.model_dump() for one in outlook(plan, project)],
         **commands_of(project, selection),
     }
 
@@ -77,6 +79,7 @@ def page(project: Project, selection: Selection) -> RenderableType:
     parts += [Text(""), _points(selection), *_unsaid(selection)]
     if selection.differences:
         parts += [Text(""), _differences(selection)]
+    parts += [Text(""), _claims(project, selection)]
     parts += [Text(""), Text(_starts(project, selection), overflow="fold"), Text("")]
     parts.append(
         Text("Nothing was started. --dry --json prints the whole plan, with lines to paste into a shell.")
@@ -86,6 +89,14 @@ def page(project: Project, selection: Selection) -> RenderableType:
 
 def _plain_table(*heads: str) -> Table:
     return Table(*heads, box=None, padding=(0, 2, 0, 0), caption_justify="left")
+
+
+def _claims(project: Project, selection: Selection) -> Table:
+    """Return for each claim that it will be answered, or which condition will be missing."""
+    table = _plain_table("claim", "will be answered", "because it lacks")
+    for one in outlook(selection.plan, project):
+        table.add_row(one.claim, one.how if one.answered else "no", Text("" if one.answered else one.how))
+    return table
 
 
 def _points(selection: Selection) -> Table:

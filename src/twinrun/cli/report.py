@@ -21,6 +21,7 @@ from twinrun.report.page import write_recipe_report, write_report
 from twinrun.report.summary import selected
 from twinrun.report.tables import condition_table
 from twinrun.report.words import headline, outcome
+from twinrun.results.confirm import confirmed_by
 from twinrun.results.finished_run import read_run
 from twinrun.results.judge import judge_between
 from twinrun.results.judged import Judged
@@ -84,6 +85,8 @@ def report(
     if form:
         return _written(send(run, out or (path if path.is_dir() else Path()) / FILE))
     tell(f"the record is {run.record.signer}")
+    for claim, who in confirmed_by(run.record).items():
+        tell(f"{claim}: confirmed by {who}")
     beside = run.folder.with_name(f"{run.folder.name}.html")
     return _written(write_report(out or (beside if run.is_committed else run.folder / "report.html"), run))
 
@@ -118,7 +121,9 @@ def _why(record: Judged, claim: str) -> Shown:
     verdicts = {one.claim: one for one in record.verdicts}
     require_known(claim, verdicts, "no such claim", place="--why")
     found = verdicts[claim]
-    said = f"{outcome(found)}: {found.why}\nthe record is {record.signer}"
+    who = confirmed_by(record).get(claim)
+    sure = f"\nconfirmed by {who}" if who else ""
+    said = f"{outcome(found)}: {found.why}\nthe record is {record.signer}{sure}"
     return Shown(
         view=lambda: Group(condition_table(found), said),
         data=lambda: found.model_dump(mode="json") | {"final": found.final, "why": found.why},

@@ -89,12 +89,12 @@ def _verdict_on(claim: AnyClaim, records: tuple[Judged, ...]) -> Verdict:
     return verdict.model_copy(update={"here": _answered(here)})
 
 
-def _written(claim: AnyClaim) -> str:
-    """Demand that somebody has written a claim that the template baked."""
+def written(claim: AnyClaim) -> Condition:
+    """Return whether somebody has written a claim that the template baked."""
     if unwritten := list(placeholders_of(claim.model_dump(), f"claim.{claim.id}")):
         seen = f"published.toml still contains the template's placeholder in: {', '.join(unwritten)}"
-        raise NotAskedError(seen, condition="written")
-    return "in published.toml"
+        return Condition(name="written", met=False, seen=seen)
+    return Condition(name="written", met=True, seen="in published.toml")
 
 
 def _answered(question: Question) -> Verdict:
@@ -106,10 +106,10 @@ def _answered(question: Question) -> Verdict:
         places.extend(kind.places(question))
         return " and ".join(dict.fromkeys(hardware(one.record) for one in places))
 
-    conditions, comparison = [asked("written", partial(_written, claim))], None
+    conditions, comparison = [written(claim)], None
     if conditions[0].met:
         sides = asked("hardware", find)
-        conditions += _before(question, places) if sides.met else [sides]
+        conditions += before(question, places) if sides.met else [sides]
         points = next((one for one in conditions if one.name == "points"), None)
         if points and points.met:
             conditions.append(asked("measured", lambda: _measured(question, places, found)))
@@ -128,7 +128,7 @@ def asked(name: ConditionName, check: Callable[[], str]) -> Condition:
         return Condition(name=refusal.condition, met=False, seen=str(refusal))
 
 
-def _before(question: Question, places: Sequence[Place]) -> Iterator[Condition]:
+def before(question: Question, places: Sequence[Place]) -> Iterator[Condition]:
     """Yield the conditions that can be asked before a value is known."""
     several = question.kind == BETWEEN
     yield asked("subject", partial(_two_sides if several else _subject, question, places))

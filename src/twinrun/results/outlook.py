@@ -1,0 +1,95 @@
+"""Before a run: which claims it will answer, and which condition the others will lack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.claims import Claim
+from twinrun.manifests.restatements import Restatement
+from twinrun.planning.plan import Plan
+from twinrun.planning.project import Project
+from twinrun.protocol.allocation import Allocation
+from twinrun.protocol.job import Result
+from twinrun.results.judge import before, written
+from twinrun.results.judged import Judged
+from twinrun.results.kinds import KINDS
+from twinrun.results.question import Place, Question
+from twinrun.results.record import Record
+from twinrun.results.verdicts import CONDITIONS, Condition
+from twinrun.workloads import load_workload
+from twinrun.workloads.curve_distance import LEAST_CONTROLS
+from twinrun.workloads.workload import MeasuredPoint, PointRecord
+
+
+class ClaimOutlook(Frozen):
+    """What a run will say of one claim."""
+
+    claim: str
+    answered: bool
+    how: str
+    """`as published` or `here`; else the condition that will be missing, in words."""
+
+
+def outlook(plan: Plan, project: Project) -> tuple[ClaimOutlook, ...]:
+    """Return for each claim about one record whether a run of a plan will answer it; runs nothing."""
+    recipe = project.recipe(plan.recipe)
+    gpu = project.gpus.get(plan.gpu) if plan.gpu else None
+    described, points = plan.description.points, []
+    for planned in plan.points:
+        leg = described[planned.id].leg
+        name = "a processor" if leg and leg.processor else plan.gpu or plan.vendor
+        result = Result(point=planned.id, device_name=name, libraries={})
+        sent = PointRecord(id=planned.id, hosts=(), result=result)
+        points.append(MeasuredPoint(planned=planned, sent=sent))
+    nodes = Allocation(scheduler=plan.scheduler, nodes=("a node",))
+    known: dict[str, Any] = {"plan": plan, "allocation": nodes, "points": ()}
+    record = Judged(
+        record=Record.model_construct(**known),
+        project=project,
+        recipe=recipe,
+        workload=load_workload(plan.workload),
+        gpu=gpu,
+        points=tuple(points),
+    )
+    return tuple(_of_claim(claim, record) for claim in recipe.published.claim)
+
+
+def _of_claim(claim: Claim, record: Judged) -> ClaimOutlook:
+    unmet = written(claim)
+    asked: list[tuple[str, Claim | Restatement]] = [("as published", claim)]
+    if claim.here is not None or claim.hardware is None:
+        asked.append(("here", claim.here or claim))
+    for how, statement in asked:
+        question = Question(claim=claim, records=(record,), asked=statement, published=how != "here")
+        missing = [one for one in _conditions(question) if not one.met] if unmet.met else [unmet]
+        if not missing:
+            return ClaimOutlook(claim=claim.id, answered=True, how=how)
+        missing.sort(key=lambda one: CONDITIONS.index(one.name))
+    return ClaimOutlook(claim=claim.id, answered=False, how=missing[0].seen)
+
+
+def _conditions(question: Question) -> Iterator[Condition]:
+    """Yield the conditions that a plan decides."""
+    record, metric = question.record, question.project.metrics[question.claim.metric]
+    # A score is there where its task is; what lacks else is its model.
+    places = KINDS[question.kind].places(question) if question.kind != "score" else _all(record)
+    found = before(question, places)
+    yield from (one for one in found if not (question.kind == "score" and one.name == "points"))
+    if question.claim.kind not in ("invariant", "parity") or not metric.series:
+        return
+    described, needed = record.description.points, metric.evidence.trained_steps
+    for place in places:
+        of = described[place.point.id]
+        if of.steps - of.rising_steps < needed:
+            seen = f"{of.steps} steps, of which the learning rate rises in the first {of.rising_steps}"
+            yield Condition(name="training", met=False, seen=f"{seen}; {needed} after them are needed")
+    controls = sum(getattr(place.point.part, "controls", 0) for place in places)
+    if question.claim.kind == "parity" and controls < LEAST_CONTROLS:
+        seen = f"an envelope needs --controls {LEAST_CONTROLS}, and the plan has {controls}"
+        yield Condition(name="samples", met=False, seen=seen)
+
+
+def _all(record: Judged) -> list[Place]:
+    return [Place(record, point) for point in record.points]
