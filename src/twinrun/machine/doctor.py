@@ -16,6 +16,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.processes import last_lines
 from twinrun.foundation.text import GIB
+from twinrun.machine.advice import check_advice
 from twinrun.machine.checks import (
     HostCheck,
     check_device_files,
@@ -57,6 +58,10 @@ def diagnose(root: Path) -> Diagnosis:
     vendors, gpus = load_vendors(root), load_gpus(root)
     found = {vendor.name: discover(vendor, gpus) for vendor in vendors.values() if vendor.probe}
     devices = [check for name, one in found.items() for check in _device_checks(vendors[name], one, gpus)]
+    for name, one in found.items():
+        devices += check_advice(
+            vendors[name], one, (path.name for path in (root / "images/stacks").glob("*"))
+        )
     there = {name for name, one in found.items() if one.devices} or vendors.keys() - found
     return Diagnosis(checks=(*devices, *_host_checks(root, there), *check_environments(root)))
 

@@ -171,6 +171,32 @@ class Compatibility(Frozen):
     """Versions of devices that run it: the same, the same major and no lower minor, or no lower ones."""
 
 
+class Advice(Frozen):
+    """A setting that the vendor advises for a machine or a run, and what it changes."""
+
+    name: str
+    file: str | None = None
+    """File of the machine that holds the setting; of a machine without it nothing is said."""
+    variable: str | None = None
+    """Environment variable; one that is not set is named, and no fault."""
+    wanted: re.Pattern[str]
+    """Expression that is found in the advised value."""
+    gpus: re.Pattern[str] = re.compile("")
+    """Expression that is found in the rows of gpus.toml that it is for."""
+    changes: str
+    hint: str
+    source: str
+
+
+class DriverNeed(Frozen):
+    """The oldest driver that stacks need."""
+
+    stacks: re.Pattern[str]
+    """Expression that the whole name of a stack matches."""
+    least: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)*$")]
+    source: str
+
+
 class Vendor(Frozen):
     """images/vendors/<name>/vendor.toml: all that differs between vendors."""
 
@@ -190,6 +216,9 @@ class Vendor(Frozen):
     """Patterns of files of which one stands for all of `device_files` where these are missing."""
     undivide: str | None = None
     """Command by which a card that is divided into several devices becomes one again."""
+    driver: tuple[DriverNeed, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    """What `invoke doctor` looks at on a machine with the vendor's driver."""
     container: ContainerAccess = ContainerAccess()
     compiler: KernelCompiler
     arch_names: dict[str, str] = Field(default_factory=dict)
