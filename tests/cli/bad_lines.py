@@ -228,7 +228,7 @@ def _foreign_lines(there: dict[str, str]) -> Iterator[tuple[str, ...]]:
         yield ("run", RECIPE, "--dry", "--engine", "host", f"--set={key}=1")
         yield ("predict", "mpt-7b", "--gpu", "h200", f"--set={key}=1")
     for option, words in (
-        ("engine", ("Docker", "VENV", "podman", "conda")),
+        ("engine", ("Docker", "VENV", "conda")),
         ("launcher", ("Torchrun", "accelerate", "mpi")),
         ("scheduler", ("SLURM", "sbatch", "k8s")),
         ("scale", ("Smoke", "full")),

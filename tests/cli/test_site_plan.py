@@ -65,7 +65,7 @@ def test_a_thousand_nodes_are_planned_on_one_page(cluster: Path) -> None:
         ('"gpu"', '"gpu; true"', "cluster.toml:site.big.partition"),
         ("h200", "h201", "cluster.toml:site.big.g"),
         ('"cuda"', '"cudaa"', "cudaa"),
-        ('"venv"', '"podman"', "cluster.toml:site.big.engine: unknown engine"),
+        ('"venv"', '"conda"', "cluster.toml:site.big.engine: unknown engine"),
         ("site.big", "site.bigg", "unknown site"),
     ],
 )
