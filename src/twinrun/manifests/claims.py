@@ -31,6 +31,13 @@ def placeholders_of(content: Mapping[str, Any], key: str) -> Iterator[str]:
             yield from placeholders_of(value, inner)
 
 
+def _refuse(claim: str, *reasons: tuple[object, str]) -> None:
+    """Raise ValueError for the first reason that there is."""
+    for given, said in reasons:
+        if given:
+            raise ValueError(f"claim `{claim}`: {said}")
+
+
 class PublishedHardware(Frozen):
     """What a published number was measured on."""
 
@@ -109,28 +116,21 @@ class Claim(RestatedStatement):
 
     @model_validator(mode="after")
     def _complete(self) -> Claim:
-        needed = {
-            "absolute": ("point", "hardware"),
-            "ratio": ("between",),
-            "invariant": (),
-            "parity": (),
-            "score": ("measurement", "configuration"),
-        }[self.kind]
-        missing = [name for name in needed if getattr(self, name) is None]
-        if missing:
-            raise ValueError(f"claim `{self.id}` of kind `{self.kind}` also needs: {', '.join(missing)}")
-        if self.between and self.between[0] == self.between[1]:
-            raise ValueError(f"claim `{self.id}`: `between` names one point twice")
-        if self.kind != "score" and self.is_distance != (self.better == "equal"):
-            raise ValueError(
-                f"claim `{self.id}`: `better` is `equal` for invariants, parities and scores alone"
-            )
-        if bool(self.rules) != (self.kind == "score"):
-            raise ValueError(f"claim `{self.id}`: `rules` belong to scores, and to each of them")
-        if self.value < 0 or (self.value == 0 and not self.is_distance):
-            raise ValueError(f"claim `{self.id}`: `value` must be positive, found {self.value:g}")
-        if self.bounds and (self.kind != "parity" or max(self.bounds.values()) > self.tolerance):
-            raise ValueError(f"claim `{self.id}`: `bounds` are of parities, none above `tolerance`")
+        needed = {"absolute": ("point", "hardware"), "ratio": ("between",)}
+        needed["score"] = ("measurement", "configuration")
+        missing = [name for name in needed.get(self.kind, ()) if getattr(self, name) is None]
+        equal = self.kind != "score" and self.is_distance != (self.better == "equal")
+        zero = self.value < 0 or (self.value == 0 and not self.is_distance)
+        wide = self.bounds and (self.kind != "parity" or max(self.bounds.values()) > self.tolerance)
+        _refuse(
+            self.id,
+            (missing, f"of kind `{self.kind}` also needs: {', '.join(missing)}"),
+            (self.between and self.between[0] == self.between[1], "`between` names one point twice"),
+            (equal, "`better` is `equal` for invariants, parities and scores alone"),
+            (bool(self.rules) != (self.kind == "score"), "`rules` belong to scores, and to each of them"),
+            (zero, f"`value` must be positive, found {self.value:g}"),
+            (wide, "`bounds` are of parities, none above `tolerance`"),
+        )
         return self
 
     @property
@@ -182,10 +182,10 @@ class RecordClaim(RestatedStatement):
 
     @model_validator(mode="after")
     def _complete(self) -> RecordClaim:
-        if self.over == self.under:
-            raise ValueError(f"claim `{self.id}`: `over` and `under` are one side")
-        if len(self.mean_over) > 1 or not all(self.mean_over.values()):
-            raise ValueError(f"claim `{self.id}`: `mean_over` names one setting and its values")
+        several = len(self.mean_over) > 1 or not all(self.mean_over.values())
+        same = self.over == self.under
+        named = "`mean_over` names one setting and its values"
+        _refuse(self.id, (same, "`over` and `under` are one side"), (several, named))
         return self
 
     @property
@@ -220,15 +220,14 @@ class ScoreDifferenceClaim(PublishedStatement):
 
     @model_validator(mode="after")
     def _is_failed_by_its_counterexample(self) -> ScoreDifferenceClaim:
-        limit, fails = (
-            (self.value - self.margin, self.fails_when.value < self.value - self.margin)
-            if self.direction == "above"
-            else (self.margin, self.fails_when.value > self.margin)
+        above, found = self.direction == "above", self.fails_when
+        limit = self.value - self.margin if above else self.margin
+        passes = found.value >= limit if above else found.value <= limit
+        derived = math.isclose(found.value, found.derived, rel_tol=ROUNDING)
+        _refuse(
+            self.id,
+            (passes, f"its counterexample passes, the limit is {limit:g}"),
+            (not near(found.value, limit), f"its counterexample is far from the limit of {limit:g}"),
+            (not derived, "the counterexample is not what its derivation gives"),
         )
-        if not fails:
-            raise ValueError(f"claim `{self.id}`: its counterexample passes, the limit is {limit:g}")
-        if not near(self.fails_when.value, limit):
-            raise ValueError(f"claim `{self.id}`: its counterexample is far from the limit of {limit:g}")
-        if not math.isclose(self.fails_when.value, self.fails_when.derived, rel_tol=ROUNDING):
-            raise ValueError(f"claim `{self.id}`: the counterexample is not what its derivation gives")
         return self

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
-from typing import Any, get_args
-
-from pydantic import BaseModel
+from typing import Any
 
 from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.manifest import Model, validate
@@ -39,32 +36,7 @@ def overlay(published: Model, *, scale: dict[str, Any], manifest: str, user: dic
     validate(table, type(published), place=manifest)
     for key, value in user.items():
         _assign(table, key, value, place=f"--set {key}")
-        _demand_table(type(published), key, value)
     return validate(table, type(published), place="--set")
-
-
-def _demand_table(model: type[BaseModel], key: str, value: Any) -> None:
-    """Raise InputError where one value is given for a table, with the keys that the table has."""
-    *parents, name = key.split(".")
-    for parent in parents:
-        model = next(iter(_tables(model, parent)), model)
-    tables = () if isinstance(value, dict) else tuple(_tables(model, name))
-    if tables and value is not None:
-        raise InputError(
-            "this key is a table",
-            place=f"--set {key}",
-            found=value,
-            allowed=", ".join(f"{name}.{one}" for one in tables[0].model_fields),
-            hint="write the table in recipe.toml; keys of a table that is there can be set",
-        )
-
-
-def _tables(model: type[BaseModel], name: str) -> Iterator[type[BaseModel]]:
-    """Yield the models that a field may be, as one of its types."""
-    field = model.model_fields.get(name)
-    for kind in (field.annotation, *get_args(field.annotation)) if field else ():
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield kind
 
 
 def _assign(table: dict[str, Any], key: str, value: Any, *, place: str) -> None:
