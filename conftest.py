@@ -76,7 +76,7 @@ def _root() -> str:
     return "" if os.geteuid() == 0 else "only root may do this"
 
 
-READERS = ("mlflow", "mlperf_logging", "rocrate", "rocrate_validator", "tensorboard", "wandb")
+READERS = ("mlflow", "rocrate_validator", "tensorboard", "wandb")
 STACK_PACKAGES = frozenset(
     {"composer", "deepspeed", "lm_eval", "streaming", "torch", "torchao", "transformers"}
 )

@@ -20,9 +20,7 @@ RECIPE = min(shown(path) for path in (ROOT / "recipes").iterdir())
 # Extras that one module may import, when it is called.
 EXTRAS = {
     "twinrun.checkpoints.s3": {"boto3", "botocore"},
-    "twinrun.export.trackers.mlflow": {"mlflow"},
-    "twinrun.export.trackers.tensorboard": {"tensorboard"},
-    "twinrun.export.trackers.wandb": {"wandb"},
+    "twinrun.export.trackers": {"mlflow", "tensorboard", "wandb"},
     "twinrun.parity.controls": {"torch"},
     "twinrun.protocol.digests": {"torch"},
     "twinrun.parity.readers": {"tensorboard", "wandb"},

@@ -1,4 +1,4 @@
-"""A run as an RO-Crate, read and validated by the packages for it, and as lines for MLPerf's checker."""
+"""A run as an RO-Crate, validated by the package for it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,17 @@ from typing import Any
 import pytest
 
 from tests.commands import invoke
-from tests.export.runs import POINTS, record_with_power, write_run
-from tests.records import LOSSES, PROJECT, ROOT, TRAINING
-from twinrun.export.ro_crate import CONTEXT
+from tests.export.runs import record_with_power, write_run
+from tests.records import PROJECT, ROOT, TRAINING
 from twinrun.results.judged import Judged
 
+CONTEXT = "https://w3id.org/ro/crate/1.1/context"
 # Terms whose address is another in version 1.3 of the context, which comes with the package rocrate.
 TERMS = {
     "ComputationalWorkflow": "https://bioschemas.org/ComputationalWorkflow",
     "FormalParameter": "https://bioschemas.org/FormalParameter",
     "input": "https://bioschemas.org/ComputationalWorkflow#input",
     "output": "https://bioschemas.org/ComputationalWorkflow#output",
-}
-# What only a submission has: a benchmark of MLPerf's, caches that were cleared, and an evaluation.
-OF_SUBMISSIONS = {
-    "Required EXACTLY_ONE occurrence of 'submission_benchmark' but found 0",
-    "Required AT_LEAST_ONE occurrence of 'cache_clear' but found 0",
-    "Required EXACTLY_ONE occurrence of 'eval_samples' but found 0",
-    "Required AT_LEAST_ONE occurrence of 'eval_accuracy' but found 0",
 }
 RECORDED = [name for name in PROJECT.recipe_names if PROJECT.results(PROJECT.recipe(name))]
 
@@ -57,8 +50,7 @@ def references(value: object) -> set[str]:
 def test_the_crate_has_the_run_and_its_recipe(crate: Path) -> None:
     files = {file.relative_to(crate).as_posix() for file in crate.rglob("*") if file.is_file()}
     recipe = {f"recipe/{name}" for name in ("recipe.toml", "published.toml", "README.md")}
-    logs = {f"mllog/{point}.log" for point in POINTS}
-    assert files >= {"record.json", "report.html", "ro-crate-metadata.json", *recipe, *logs}
+    assert files >= {"record.json", "report.html", "ro-crate-metadata.json", *recipe}
     for name in recipe:
         source = ROOT / "recipes" / TRAINING / Path(name).name
         assert (crate / name).read_bytes() == source.read_bytes()
@@ -116,25 +108,6 @@ def test_the_profile_of_workflow_runs_holds(crate: Path, monkeypatch: pytest.Mon
     )
     found = services.validate(settings)
     assert found.passed(), [(one.check.identifier, one.message) for one in found.get_issues()]
-
-
-@pytest.mark.needs("mlperf_logging")
-@pytest.mark.parametrize("rules", ["4.1.0", "5.1.0"])
-def test_the_checker_of_mlperf_misses_only_what_submissions_have(crate: Path, rules: str) -> None:
-    from mlperf_logging.compliance_checker import mlp_parser
-    from mlperf_logging.compliance_checker.mlp_compliance import make_checker
-
-    for point in POINTS:
-        file = str(crate / "mllog" / f"{point}.log")
-        lines, faults = mlp_parser.parse_file(file, ruleset=rules)
-        assert not faults
-        losses = [line.value["value"] for line in lines if line.key == "train_loss"]
-        assert tuple(losses) == LOSSES
-        (batch,) = (line.value["value"] for line in lines if line.key == "global_batch_size")
-        assert batch == record_with_power().plan.part.training.global_batch
-        checker = make_checker("training", rules, True, False)
-        checker.check_file(file, f"training_{rules}/common.yaml")
-        assert {*checker.overwritable.values(), *checker.not_overwritable} == OF_SUBMISSIONS
 
 
 def test_a_crate_is_never_written_over(crate: Path) -> None:

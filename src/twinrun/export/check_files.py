@@ -1,58 +1,76 @@
-"""Outcomes of checks for other programs: JUnit XML, and the nodes that a failed check names."""
+"""Outcomes of checks for other programs: JUnit XML, nodes that failed, and each node's health."""
 
 from __future__ import annotations
 
-from collections import Counter
-from xml.etree import ElementTree
+import contextlib
+import datetime
+from collections.abc import Iterator
 
-from twinrun.export.node_health import health_of
+from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
+
 from twinrun.foundation.files import write_atomically
+from twinrun.foundation.redaction import cleaned
 from twinrun.foundation.text import without_credentials
 from twinrun.protocol.checks import failed_nodes
-from twinrun.protocol.health import HEALTH_FILE, TEXTFILE, textfile
+from twinrun.protocol.health import HEALTH_FILE, TEXTFILE, Health, NodeCheck, textfile
+from twinrun.protocol.measurements import Check
 from twinrun.results.finished_run import FinishedRun
+from twinrun.results.judged import Judged
+from twinrun.workloads.workload import MeasuredPoint
+
+_ALLOCATION = "allocation"
 
 
 def write_check_files(run: FinishedRun) -> None:
     """Write JUnit XML, the nodes for `srun --exclude`, and what operators' programs read."""
     checks = [check for point in run.record.points for check in point.checks]
     if checks:
-        write_atomically(run.folder / "junit.xml", _junit(run))
+        write_atomically(run.folder / "junit.xml", _junit(run.record))
         write_atomically(run.folder / "exclude.txt", ",".join(failed_nodes(checks)) + "\n")
         health = health_of(run.record)
         write_atomically(run.folder / TEXTFILE, textfile(health))
         write_atomically(run.folder / HEALTH_FILE, health.model_dump_json(indent=1) + "\n")
 
 
-def _junit(run: FinishedRun) -> str:
-    root = ElementTree.Element("testsuites", name=run.record.run)
-    for point in run.record.points:
-        counts = Counter(one.outcome for one in point.checks)
-        suite = ElementTree.SubElement(
-            root,
-            "testsuite",
-            name=point.id,
-            tests=str(len(point.checks)),
-            failures=str(counts["fail"]),
-            skipped=str(counts["unknown"]),
-        )
+def _junit(record: Judged) -> str:
+    root = JUnitXml(record.run)
+    for point in record.points:
+        suite = TestSuite(point.id)
         for one in point.checks:
-            case = ElementTree.SubElement(
-                suite,
-                "testcase",
-                classname=_printable(one.place),
-                name=one.id,
-                time=f"{one.seconds or 0:.3f}",
-            )
+            case = TestCase(one.id, classname=_printable(one.place), time=one.seconds or 0)
             if one.outcome != "pass":
-                tag = "failure" if one.outcome == "fail" else "skipped"
-                why = ElementTree.SubElement(case, tag, message=_printable(one.reason))
+                why = (Failure if one.outcome == "fail" else Skipped)(_printable(one.reason))
                 why.text = _printable(one.remedy or "")
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+                case.result = [why]
+            suite.add_testcase(case)
+        root.add_testsuite(suite)
+    return str(root.tostring().decode()) + "\n"
 
 
 def _printable(text: str) -> str:
     """Return `text` without credentials and without what XML cannot hold."""
     clean = without_credentials(text)
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in clean)
+
+
+def health_of(record: Judged) -> Health:
+    """Return what a record of checks says of every node, and when its run began, as the run's name has it."""
+    checks = ((point, check) for point in record.points for check in point.checks)
+    found = tuple(one for point, check in checks for one in _of_nodes(point, check))
+    began = datetime.datetime.fromtimestamp(0, datetime.UTC)
+    with contextlib.suppress(ValueError):
+        began = datetime.datetime.strptime(record.run[:15], "%Y%m%d-%H%M%S").replace(tzinfo=datetime.UTC)
+    return Health(run=record.run, created=began.isoformat(timespec="seconds"), checks=found)
+
+
+def _of_nodes(point: MeasuredPoint, check: Check) -> Iterator[NodeCheck]:
+    """Yield a check for each node that it is about; one of several nodes fails at those that it names."""
+    host, _, device = check.place.partition(", device ")
+    said = cleaned({"reason": check.reason, "remedy": check.remedy})
+    alone = host != _ALLOCATION and not check.nodes
+    for node in (host,) if alone else dict.fromkeys((*point.hosts, *check.nodes)):
+        if alone or node in check.nodes or not check.nodes:
+            on = device if alone else ""
+            yield NodeCheck(check=check.id, node=node, device=on, outcome=check.outcome, **said)
+        else:
+            yield NodeCheck(check=check.id, node=node, outcome="pass", reason="")

@@ -19,10 +19,8 @@ from twinrun.workloads.workload import MeasuredPoint
 # Prefix of the medians of the record beside the series of the same metrics.
 NUMBER_PREFIX = "record/"
 # Metrics that each step has a number of.
-STEPWISE = (
-    *("step-time", "tokens-per-second", "model-flops", "model-flops-share"),
-    *("power", "tokens-per-second-per-watt"),
-)
+STEPWISE = {"step-time", "tokens-per-second", "model-flops", "model-flops-share", "power"}
+STEPWISE |= {"tokens-per-second-per-watt"}
 
 
 class TrackedSeries(Frozen):
@@ -82,7 +80,7 @@ def tracked_run(run: FinishedRun) -> TrackedRun:
     end = datetime.datetime.fromisoformat(record.created).timestamp()
     points: list[TrackedPoint] = []
     for point in reversed(record.points):
-        points.append(_point(record, point, shared=shared, end=end))
+        points.append(_point(record, point, shared, end))
         end = points[-1].began
     files = ("record.json", "plan.json", "metrics.jsonl", "report.html")
     return TrackedRun(
@@ -98,25 +96,16 @@ def tracked_run(run: FinishedRun) -> TrackedRun:
 @contextlib.contextmanager
 def variables_set(wanted: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables that a library reads, and set them back."""
-    before = {name: os.environ.get(name) for name in wanted}
+    before = dict(os.environ)
     os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)
 
 
-def _point(
-    record: Judged,
-    point: MeasuredPoint,
-    *,
-    shared: Mapping[str, str],
-    end: float,
-) -> TrackedPoint:
+def _point(record: Judged, point: MeasuredPoint, shared: Mapping[str, str], end: float) -> TrackedPoint:
     known = [
         TrackedSeries(name=one.id, unit=one.unit, values=tuple(enumerate(one.values, start=1)))
         for one in point.series
@@ -126,11 +115,10 @@ def _point(
     ended = [end]
     for step in range(len(seconds), 1, -1):
         ended.append(ended[-1] - seconds.get(step, 0.0))
+    own = {"point": point.id, "nodes": str(point.nodes), "devices": str(point.devices), **point.facts}
     return TrackedPoint(
         id=point.id,
-        parameters={
-            name: without_credentials(value) for name, value in {**shared, **_point_parameters(point)}.items()
-        },
+        parameters={name: without_credentials(value) for name, value in {**shared, **own}.items()},
         series=(*known, *stepped),
         numbers={f"{NUMBER_PREFIX}{one.id}": one.median for one in point.measurements},
         began=ended[-1] - seconds.get(1, 0.0),
@@ -153,25 +141,11 @@ def _stepped(record: Judged, point: MeasuredPoint) -> Iterator[TrackedSeries]:
 
 def _parameters(record: Judged) -> dict[str, str]:
     """Return what was asked for and what it ran on."""
-    plan = record.plan
+    plan, settings = record.plan, record.description.configuration
     named = ("recipe", "recipe_version", "scale", "vendor", "stack", "engine", "launcher", "scheduler")
-    return {
-        **{name: str(getattr(plan, name)) for name in named},
-        "hardware": hardware(record),
-        "commit": record.record.revision.commit or "unknown",
-        **{f"software.{name}": version for name, version in record.record.libraries.items()},
-        **{
-            f"{group.lower()}.{name}": value
-            for group, values in record.description.configuration
-            for name, value in values.items()
-        },
-    }
-
-
-def _point_parameters(point: MeasuredPoint) -> dict[str, str]:
-    return {
-        "point": point.id,
-        "nodes": str(point.nodes),
-        "devices": str(point.devices),
-        **point.facts,
+    found = {name: str(getattr(plan, name)) for name in named}
+    found |= {"hardware": hardware(record), "commit": record.record.revision.commit or "unknown"}
+    found |= {f"software.{name}": version for name, version in record.record.libraries.items()}
+    return found | {
+        f"{group.lower()}.{name}": value for group, values in settings for name, value in values.items()
     }

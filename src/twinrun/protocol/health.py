@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from typing import Literal
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from twinrun.foundation.manifest import Frozen
 
 TEXTFILE, HEALTH_FILE = "twinrun.prom", "health.json"
-_VALUES = {"pass": "1", "fail": "0", "unknown": "NaN"}
+_VALUES = {"pass": 1.0, "fail": 0.0, "unknown": math.nan}
 
 
 class NodeCheck(Frozen):
@@ -35,24 +38,13 @@ class Health(Frozen):
 
 def textfile(health: Health) -> str:
     """Return the metrics of all nodes: a gauge a check, 1 passed, 0 failed, NaN not known."""
-    lines = []
-    for name in dict.fromkeys(one.check for one in health.checks):
-        metric = f"twinrun_check_{re.sub('[^a-z0-9]', '_', name)}"
-        lines.append(f"# HELP {metric} Whether the check {name} passed: 1 yes, 0 no, NaN not known.")
-        lines.append(f"# TYPE {metric} gauge")
-        found = {(one.node, one.device): _VALUES[one.outcome] for one in health.checks if one.check == name}
-        lines += [
-            f'{metric}{{node="{_escaped(node)}",device="{_escaped(device)}"}} {value}'
-            for (node, device), value in found.items()
-        ]
-    seconds = datetime.datetime.fromisoformat(health.created).timestamp()
-    lines += [
-        "# HELP twinrun_checks_timestamp_seconds When the checks ran.",
-        "# TYPE twinrun_checks_timestamp_seconds gauge",
-        f"twinrun_checks_timestamp_seconds {seconds:.0f}",
-    ]
-    return "\n".join([*lines, ""])
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    registry, gauges = CollectorRegistry(), dict[str, Gauge]()
+    for one in health.checks:
+        if one.check not in gauges:
+            name = f"twinrun_check_{re.sub('[^a-z0-9]', '_', one.check)}"
+            about = f"Whether the check {one.check} passed: 1 yes, 0 no, NaN not known."
+            gauges[one.check] = Gauge(name, about, ("node", "device"), registry=registry)
+        gauges[one.check].labels(one.node, one.device).set(_VALUES[one.outcome])
+    ran = Gauge("twinrun_checks_timestamp_seconds", "When the checks ran.", registry=registry)
+    ran.set(datetime.datetime.fromisoformat(health.created).timestamp())
+    return generate_latest(registry).decode()
