@@ -20,12 +20,10 @@ from twinrun.foundation.text import markdown_table, plural
 from twinrun.images.inventory import committed_inventory
 from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project
-from twinrun.report.figures import headline_picture
 from twinrun.report.hardware import ModelChoices, choices, hardware_excerpt, model_page
-from twinrun.report.kernels_page import kernels
 from twinrun.report.page import write_recipe_report
-from twinrun.report.predictions_page import predictions, write_picture
 from twinrun.report.publication import documents, publication_page, publication_rows
+from twinrun.report.site import headline_picture, predictions, write_picture
 from twinrun.report.summary import selected, software
 from twinrun.report.words import headline, headline_of_all
 from twinrun.results.judge import judge_between
@@ -69,8 +67,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "commands": commands,
         "hardware": lambda: hardware_excerpt(hardware_choices()),
         "headline": lambda: headline_picture(choices(PROJECT, list(standing()))),
-        "kernels": lambda: kernels(of_kernels()),
-        "predictions": lambda: predictions(PROJECT, all_committed()),
+        "predictions": lambda: predictions(PROJECT),
         "recipes": recipes,
         "stacks": stacks,
         "trials": trials,
@@ -129,7 +126,7 @@ def publication(key: str, title: str) -> str:
         shown = [one for one in selected(committed(name)) if one.plan.scale != "smoke"]
         verdicts[name] = [*(two for one in shown for two in one.verdicts), *judge_between(shown)]
     rows = publication_rows(key, PROJECT, verdicts)
-    judged = sum(bool(row.verdicts) for row in rows)
+    judged = sum(row.judged for row in rows)
     said = f"{plural(len(rows), 'claim')}, {judged} judged by a record."
     parts = [f"# {title}", said, "## Claims", publication_page(key, title, rows)]
     if others := [
@@ -196,16 +193,6 @@ def trials() -> str:
         for one in module.ALL
     ]
     return markdown_table(("fault", "promise", "trials of a change / a night", "95 % bound"), rows)
-
-
-def of_kernels() -> dict[str, list[Judged]]:
-    """Return the records shown of each recipe that carries kernels, by its title."""
-    carriers = {path.parents[1].name for path in ROOT.glob("recipes/*/kernels/src")}
-    return {
-        one.recipe.title: list(selected(committed(name)))
-        for name, one in PROJECT.recipes().items()
-        if name in carriers
-    }
 
 
 @cache

@@ -18,7 +18,6 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.terminal import VisibleConsole, say
 from twinrun.foundation.text import visible
 from twinrun.protocol.allocation import Allocation
-from twinrun.report.form import form
 from twinrun.report.page import write_report
 from twinrun.results.finished_run import FinishedRun
 from twinrun.runs.progress import Display
@@ -78,14 +77,6 @@ def test_a_page_shows_what_a_record_says(tmp_path: Path) -> None:
     assert SHOWN in text
     assert not set("\x1b\x07\x9b\u202e\u2066\u2028") & set(text)
     assert "<script" not in text
-
-
-def test_a_form_has_no_markup_of_a_record() -> None:
-    text = form(again(TRAINING, allocation=with_driver(f"{hostile()}\n# heading")))
-    (row,) = (line for line in text.splitlines() if line.startswith("| driver"))
-    assert row.count("|") == 3
-    assert not set("<>[]`@\x1b\u202e") & set(row)
-    assert "# heading" in row
 
 
 @pytest.mark.parametrize(

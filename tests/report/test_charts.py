@@ -18,8 +18,6 @@ from twinrun.workloads.tables_and_charts import (
     Curve,
     CurveKind,
     LineChart,
-    RooflineChart,
-    RooflineSpot,
     Spot,
 )
 
@@ -60,18 +58,6 @@ def bars(*kinds: CurveKind) -> BarChart:
     return BarChart(name="bars", title="Title", unit="ms", better="lower", bars=tuple(map(bar, kinds)))
 
 
-def roofline(*names: str) -> RooflineChart:
-    spots = (
-        RooflineSpot(
-            label=name, intensity=2.0**place, ours=1e12, baseline=None if place else 5e11, bound=2e12
-        )
-        for place, name in enumerate(names)
-    )
-    return RooflineChart(
-        name="roof", title="Title", resource="fp32", copy_rate=4e12, peak_rate=3e13, spots=tuple(spots)
-    )
-
-
 MANY = lines(*(curve(f"run {place}", 0.5, 0.4, place=place) for place in range(16)))
 SCALING = lines(curve("ours", 0.46, 0.45, spread=0.01), curve("theirs", 0.46, kind="published"))
 EVIL = lines(curve("$\\frac{1}{$ <script>", 0.5), title="<script>$")
@@ -92,7 +78,6 @@ CHARTS: dict[str, Callable[[], Chart]] = {
     "log10": lambda: lines(curve("a", 1, 2, 3), x_scale="log10", y_scale="count"),
     "bars": lambda: bars(*KINDS),
     "no bar": bars,
-    "roofline": lambda: roofline("a", "b", "c"),
 }
 
 
@@ -109,10 +94,10 @@ def test_pictures_are_svg_with_title_and_description(name: str) -> None:
     assert root.attrib["role"] == "img"
     assert all(stand_in not in picture.svg for stand_in in COLOURS.values())
     assert "mathdefault" not in picture.svg
-    assert {key.sign for key in picture.keys} <= {*SIGNS.values(), "╌", "■"}
+    assert {key.sign for key in picture.keys} <= {*SIGNS.values(), "╌"}
     identifiers = [one.attrib["id"] for one in root.iter() if "id" in one.attrib]
     assert len(identifiers) == len(set(identifiers))
-    assert all(one.startswith(("picture", "bars", "roof")) for one in identifiers)
+    assert all(one.startswith(("picture", "bars")) for one in identifiers)
     assert draw(CHARTS[name]()).svg == picture.svg
 
 
@@ -135,12 +120,6 @@ def test_no_two_curves_of_a_picture_look_the_same_and_each_looks_the_same_in_eve
     looks = [look_of(kind, place) for kind, count in counts for place in range(count)]
     assert len({(look.colour, look.mark) for look in looks}) == len(looks)
     assert draw(lines(MANY.curves[7])).keys[0] == draw(MANY).keys[7]
-
-
-def test_every_call_of_a_roofline_has_its_mark() -> None:
-    keys = draw(roofline(*"abcdefghij")).keys
-    marks = [key.sign for key in keys if key.colour == "ink"]
-    assert len(set(marks)) == len(marks) == 10
 
 
 def test_kinds_of_a_row_differ_in_shape_and_in_their_sign() -> None:

@@ -12,7 +12,7 @@ from twinrun.report.words import (
     published_neutral,
     published_value,
     shown_conditions,
-    tone,
+    tone_of,
 )
 from twinrun.results.verdicts import Condition, ConditionName, Outcome
 
@@ -40,7 +40,7 @@ PLACE = "On 2 x NVIDIA H200 SXM: "
         (("not-comparable",), "0 of 1 claim reproduced as published, 1 cannot be asked here.", "neutral"),
         (
             ("config-mismatch",),
-            "0 of 1 claim reproduced as published, 1 of another configuration.",
+            "0 of 1 claim reproduced as published, 1 is of another configuration.",
             "neutral",
         ),
     ],
@@ -49,7 +49,7 @@ def test_the_headline_counts_what_reproduced(
     outcomes: tuple[Outcome, ...], sentence: str, colour: str
 ) -> None:
     record = judged(RECORD, *outcomes)
-    assert (headline(record), tone(record)) == (PLACE + sentence, colour)
+    assert (headline(record), tone_of(record.verdicts)) == (PLACE + sentence, colour)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_headline_counts_what_holds_here(
 ) -> None:
     found = [verdict("not-comparable", here=restated(outcome)) for outcome in outcomes]
     record = changed(RECORD, verdicts=(verdict("reproduced"), *found))
-    assert (headline(record), tone(record)) == (PLACE + sentence, colour)
+    assert (headline(record), tone_of(record.verdicts)) == (PLACE + sentence, colour)
 
 
 def test_what_ran_small_says_so() -> None:
@@ -112,13 +112,6 @@ def test_an_outcome_has_a_sign() -> None:
 
 def test_a_heading_is_one_line() -> None:
     assert heading("micro-\nbatch\nof a device") == "microbatch of a device"
-
-
-def test_a_reason_is_told_without_the_fields_that_differ() -> None:
-    here = restated("holds-here").model_copy(update={"departures": ("GPU A, published B", "rate 0.003")})
-    found = verdict("not-comparable", here=here)
-    assert (found.why, found.apart) == ("it is so", ("GPU A, published B", "rate 0.003"))
-    assert verdict("not-comparable", reason="plain").departures == ()
 
 
 def test_what_was_not_judged_says_what_it_needs() -> None:

@@ -6,7 +6,7 @@ from tests.commands import ROOT
 from tests.records import plan, training_record
 from twinrun.planning.project import Project
 from twinrun.report.page import tables
-from twinrun.report.predictions_page import _runs, predictions
+from twinrun.report.publication import publication_rows
 
 
 def test_every_microbatch_of_a_plan_is_predicted() -> None:
@@ -21,12 +21,12 @@ def test_every_microbatch_of_a_plan_is_predicted() -> None:
         assert sizes == sorted(sizes, reverse=True)
 
 
-def test_published_claims_have_a_predicted_value_or_the_measurement_that_would_tell() -> None:
-    page = predictions(Project(ROOT), ())
-    assert "| 44,000 | 57,960 | 3.99e+04 to 8.43e+04 | tokens/s |" in page
-    assert "| 2.7 | 1.39 | 0.868 to 4.36, our kernel; bound by vector units | ms |" in page
-    assert "nothing says how fast the network is" in page
-    assert "| 166 | " in page
+def test_published_claims_have_a_predicted_value_on_the_page_of_their_publication() -> None:
+    project = Project(ROOT)
+    rows = {row.claim.id: row.cells for key in ("001", "002") for row in publication_rows(key, project, {})}
+    assert rows["throughput-4096-one-node"][3].startswith("○ 57,9")
+    assert rows["scan-forward-mi250"][3] == "○ 1.392 (0.868 to 4.357)"
+    assert rows["throughput-1-node"][1] == "◆ 166 TFLOP/s per card"
 
 
 def test_a_prediction_is_no_part_of_what_a_run_does() -> None:
@@ -57,4 +57,3 @@ def test_predicted_stands_beside_measured() -> None:
     assert row[0] == "nodes=1"
     assert row[3] == f"{predicted.seconds / measured.median - 1:+.1%}"
     assert table.rows[0][3].detail in {"inside", "outside"}
-    assert row[3] in _runs([record])

@@ -1,19 +1,20 @@
-"""Charts to pictures: curves, rows of marks, rooflines. What was published, measured and predicted is told
+"""Charts to pictures: curves, and rows of marks. What was published, measured and predicted is told
 apart by the shape of its mark as well as by its colour."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
-from itertools import cycle, groupby
+from collections.abc import Callable
+from itertools import groupby
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.foundation.text import TERA, number, percent
+from twinrun.foundation.text import number, percent
 from twinrun.report.picture import COLOURS, HEIGHT, SERIES, Key, Picture, canvas, label_logarithmic, svg_text
 from twinrun.workloads.tables_and_charts import (
     Bar,
@@ -22,9 +23,6 @@ from twinrun.workloads.tables_and_charts import (
     Curve,
     CurveKind,
     LineChart,
-    RooflineChart,
-    RooflineSpot,
-    Spot,
 )
 
 # Marks of matplotlib, and the characters that stand for them in text.
@@ -49,14 +47,8 @@ MARKS: dict[BarKind, tuple[str, str, str]] = {
     "bound": ("ink", "|", "bound by the measured peak rates"),
     "reference": ("reference", "d", "published elsewhere"),
 }
-# By field of a spot under a roofline: its colour, and what it is called; the first is drawn first.
-RATES = {
-    "bound": ("reference", "the most this call could reach"),
-    "baseline": ("baseline", "the baseline, in the same process"),
-    "ours": ("measured", "this recipe's kernels"),
-}
-# A curve of more spots has a mark at some of them only, and a picture of more spots no numbers at them.
-MAX_MARKS, MAX_NUMBERS = 12, 8
+# A curve of more spots has a mark at some of them only.
+MAX_MARKS = 12
 BINARY = ("", "Ki", "Mi", "Gi", "Ti")
 VALUES: dict[str, Callable[[float], str]] = {"share": percent, "relative": "{:.3f}".format}
 TICKS: dict[str, Callable[[float], str]] = {"share": "{:.0%}".format, "relative": "{:.2f}".format}
@@ -69,7 +61,6 @@ class Row(Frozen):
 
     label: str
     marks: tuple[Bar, ...] = ()
-    """None in the heading of the rows below it."""
     said: str | None = None
     """What stands at the end of the row; the values of its marks where it is left out."""
 
@@ -107,8 +98,6 @@ def draw(chart: Chart) -> Picture:
     """Draw a chart of any kind."""
     if isinstance(chart, LineChart):
         return draw_lines(chart)
-    if isinstance(chart, RooflineChart):
-        return draw_roofline(chart)
     rows = tuple(Row(label=label, marks=tuple(bars)) for label, bars in groupby(chart.bars, _label))
     notes = (f"{chart.better.capitalize()} is better.", *chart.notes)
     return draw_rows(RowChart(name=chart.name, title=chart.title, x_label=chart.unit, rows=rows, notes=notes))
@@ -120,7 +109,7 @@ def _label(bar: Bar) -> str:
 
 def draw_rows(chart: RowChart) -> Picture:
     """Draw a line for each row, with its values at the end."""
-    labels = [textwrap.fill(row.label, LABEL_LETTERS if row.marks else 60) for row in chart.rows]
+    labels = [textwrap.fill(row.label, LABEL_LETTERS) for row in chart.rows]
     lines = sum(1.3 + label.count("\n") for label in labels)
     marks = [one for row in chart.rows for one in row.marks]
     ends = [0.0, *(one.high for one in marks)] if chart.ticks is None else list(chart.ticks)
@@ -132,38 +121,30 @@ def draw_rows(chart: RowChart) -> Picture:
                 _draw_mark(axes, one, place, low, high)
             axes.text(1.02, place, row.words, va="center", fontsize=9, transform=axes.get_yaxis_transform())
         axes.set_yticks(range(len(chart.rows)), labels, fontsize=9)
-        for row, text in zip(chart.rows, axes.get_yticklabels(), strict=True):
-            text.set_fontweight("normal" if row.marks or row.said else "bold")
         axes.set_ylim(len(chart.rows) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         axes.tick_params(axis="x", labelsize=9)
         axes.set_xlabel(chart.x_label, fontsize=10)
         if chart.ticks is not None:
             axes.set_xscale("log")
-            axes.xaxis.set_major_locator(FixedLocator(list(chart.ticks)))
-            axes.xaxis.set_minor_locator(NullLocator())
             axes.set_xticks(list(chart.ticks), list(chart.ticks.values()))
+            axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlim(low, high if chart.ticks else high * 1.04)
         handles = [_mark_of(kind) for kind in MARKS if any(one.kind == kind for one in marks)]
         figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, fontsize=9)
-        said = "; ".join(f"{row.label}: {_said(row)}" for row in chart.rows if row.marks or row.said)
-        about = f"{chart.x_label}. {said}."
+        about = f"{chart.x_label}. {'; '.join(map(_said, chart.rows))}."
         svg = svg_text(figure, name=chart.name, title=chart.title, description=about)
-    sources = {}
-    for kind in dict.fromkeys(one.kind for one in marks):
-        sources[kind] = dict.fromkeys(one.detail for one in marks if one.kind == kind and one.detail)
     keys = [
-        Key(sign=sign_of(kind), colour=MARKS[kind][0], label=MARKS[kind][2], detail="; ".join(found))
-        for kind, found in sources.items()
-        if found
+        Key(sign=sign_of(kind), colour=colour, label=label, detail="; ".join(found))
+        for kind, (colour, _, label) in MARKS.items()
+        if (found := dict.fromkeys(one.detail for one in marks if one.kind == kind and one.detail))
     ]
     return Picture(svg=svg, title=chart.title, keys=tuple(keys), notes=chart.notes)
 
 
 def _said(row: Row) -> str:
-    return ", ".join(
-        [*(f"{one.kind} {number(one.value)}" for one in row.marks), *([row.said] if row.said else [])]
-    )
+    marks = (f"{one.kind} {number(one.value)}" for one in row.marks)
+    return f"{row.label}: {', '.join([*marks, *([row.said] if row.said else [])])}"
 
 
 def _draw_mark(axes: Axes, one: Bar, place: int, low: float, high: float) -> None:
@@ -178,20 +159,11 @@ def _draw_mark(axes: Axes, one: Bar, place: int, low: float, high: float) -> Non
 def _mark_of(kind: BarKind) -> Line2D:
     colour, mark, label = MARKS[kind]
     face = COLOURS["paper" if kind == "predicted" else colour]
-    return Line2D(
-        [],
-        [],
-        marker=mark,
-        color=COLOURS[colour],
-        markerfacecolor=face,
-        markersize=6.5,
-        linestyle="",
-        label=label,
-        clip_on=False,
-    )
+    look = {"color": COLOURS[colour], "markerfacecolor": face, "markersize": 6.5, "linestyle": ""}
+    return Line2D([], [], marker=mark, label=label, clip_on=False, **look)  # type: ignore[arg-type]
 
 
-class Look(Frozen):
+class Look(NamedTuple):
     """How a curve is drawn."""
 
     colour: str
@@ -204,21 +176,15 @@ class Look(Frozen):
 def look_of(kind: CurveKind, place: int) -> Look:
     """Return the look of the curve at `place` among those of its kind."""
     colour, marks, line = LOOKS[kind]
-    return Look(colour=colour or f"series-{place % SERIES + 1}", mark=marks[place % len(marks)], line=line)
+    return Look(colour or f"series-{place % SERIES + 1}", marks[place % len(marks)], line)
 
 
 def draw_lines(chart: LineChart) -> Picture:
     """Draw a chart of curves."""
     looks = [look_of(curve.kind, curve.place) for curve in chart.curves]
-    # A relative curve starts with 1 by its definition; the shape of other curves is what they are drawn for.
-    start = 1 if chart.y_scale == "relative" else 0
-    numbered = chart.y_scale not in ("linear", "log10")
-    numbered = numbered and sum(len(curve.spots) - start for curve in chart.curves) <= MAX_NUMBERS
     with canvas(height=HEIGHT) as (figure, (axes,)):
-        for place, (curve, look) in enumerate(zip(chart.curves, looks, strict=True)):
+        for curve, look in zip(chart.curves, looks, strict=True):
             _draw_curve(axes, curve, look, chart.y_scale)
-            for spot in curve.spots[start:] if numbered else ():
-                _write_number(axes, chart, spot, look, above=place % 2 == 0)
         if chart.limit is not None:
             axes.axhline(chart.limit, color=COLOURS["limit"], linestyle="--")
         _x_axis(axes, chart)
@@ -248,18 +214,6 @@ def _draw_curve(axes: Axes, curve: Curve, look: Look, y_scale: str) -> None:
         linestyle=look.line,
         capsize=3,
         alpha=0.85,
-    )
-
-
-def _write_number(axes: Axes, chart: LineChart, spot: Spot, look: Look, *, above: bool) -> None:
-    axes.annotate(
-        VALUES.get(chart.y_scale, number)(spot.value),
-        (spot.x, spot.value),
-        xytext=(0, 7 if above else -15),
-        textcoords="offset points",
-        ha="center",
-        color=COLOURS[look.colour],
-        fontsize=9,
     )
 
 
@@ -316,44 +270,3 @@ def _described(chart: LineChart) -> str:
         spots = curve.spots if len(curve.spots) <= MAX_MARKS else (curve.spots[0], curve.spots[-1])
         parts.append(f"{curve.label}: {', '.join(f'{text(one.value)} at {number(one.x)}' for one in spots)}")
     return f"{chart.y_label} over {chart.x_label}. {'; '.join(parts)}."
-
-
-def draw_roofline(chart: RooflineChart) -> Picture:
-    """Draw calls under the roofs of their device: the mark names the call, the colour who reached it."""
-    names = dict.fromkeys(spot.label for spot in chart.spots)
-    marks = dict(zip(names, cycle("o^svp>h<DX*Pd"), strict=False))
-    copy, peak = chart.copy_rate / TERA, chart.peak_rate / TERA
-    intensities = [ridge := peak / copy, *(spot.intensity for spot in chart.spots)]
-    low, high = 2.0 ** (math.floor(math.log2(min(intensities))) - 1), 2.0 * max(intensities)
-    with canvas(height=4.2) as (figure, (axes,)):
-        axes.plot([low, ridge, high], [low * copy, peak, peak], color=COLOURS["ink"])
-        for spot in chart.spots:
-            for field, (colour, _) in RATES.items():
-                bound = field == "bound"
-                if rate := getattr(spot, field):
-                    axes.plot(
-                        [spot.intensity],
-                        [rate / TERA],
-                        "_" if bound else marks[spot.label],
-                        color=COLOURS[colour],
-                        markersize=13 if bound else 6,
-                        alpha=0.85,
-                    )
-        axes.set(xscale="log", yscale="log", xlim=(low, high))
-        for axis in (axes.xaxis, axes.yaxis):
-            label_logarithmic(axis)
-        axes.set_xlabel(f"{chart.resource} operations for a byte that must move")
-        axes.set_ylabel(f"{chart.resource} operations, T/s")
-        svg = svg_text(figure, name=chart.name, title=chart.title, description=_of_roofline(chart.spots))
-    rates = [
-        Key(sign="━" if field == "bound" else "■", colour=colour, label=label)
-        for field, (colour, label) in RATES.items()
-        if any(getattr(spot, field) for spot in chart.spots)
-    ]
-    calls = (Key(sign=SIGNS[mark], colour="ink", label=label) for label, mark in marks.items())
-    return Picture(svg=svg, title=chart.title, keys=(*rates, *calls), notes=chart.notes)
-
-
-def _of_roofline(spots: Sequence[RooflineSpot]) -> str:
-    said = (f"{spot.label} at {number(spot.intensity)}: ours {number(spot.ours / TERA)}" for spot in spots)
-    return f"Trillions of operations a second over operations for a byte. {'; '.join(said)}."

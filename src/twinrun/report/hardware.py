@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.text import markdown_table, number, percent
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.predict.calibration import calibration
-from twinrun.predict.memory import capacity
 from twinrun.predict.parallel_layout import Recomputation, Shards
 from twinrun.predict.prediction import Prediction
 from twinrun.predict.request import LayoutSettings, predict_at
@@ -37,18 +37,14 @@ WAYS: tuple[tuple[str, Shards, Recomputation], ...] = (
     ("split, products kept", "parameters", "selective"),
     ("split, recomputed", "parameters", True),
 )
-TITLES = (
-    "GPU",
-    "precision",
-    "published: best recipe",
-    "slowest recipe",
-    "measured here",
-    "predicted",
-    "MFU",
-    "tokens a joule",
-    "memory left",
-)
 THOUSAND = 1e3
+COUNTED: dict[tuple[str, ...], str] = {
+    ("published",): "are published alone",
+    ("measured", "published"): "are published and measured here",
+    ("measured",): "are measured here alone",
+    ("predicted",): "are predicted alone",
+    (): "have no number",
+}
 
 
 def per_device(rate: CardRate) -> float:
@@ -61,6 +57,21 @@ def mark_of(rate: CardRate) -> Mark:
     return "measured" if rate.mark == "measured" else "published"
 
 
+class HardwareNumber(NamedTuple):
+    """Tokens a second of a device, as published, measured or predicted."""
+
+    kind: Mark
+    value: float
+    low: float
+    high: float
+    detail: str
+
+    @property
+    def shown(self) -> Cell:
+        """The number with its mark, from which no line break parts it."""
+        return text(f"{sign_of(self.kind)}\N{NO-BREAK SPACE}{self.value:,.0f}", self.detail)
+
+
 @dataclass(frozen=True)
 class HardwareChoice:
     """A GPU in one precision."""
@@ -68,41 +79,44 @@ class HardwareChoice:
     gpu: Gpu
     precision: str
     known: tuple[CardRate, ...]
+    """Fastest first."""
     predicted: Prediction | None
     """On a node of eight devices; None in another precision than predictions are of."""
     way: str | None
     """How little must be split or recomputed there; None where nothing fits."""
 
-    def of(self, mark: Mark) -> list[CardRate]:
-        """Return what is known of a kind, fastest first."""
-        return sorted((one for one in self.known if mark_of(one) == mark), key=lambda one: -per_device(one))
-
-    @property
-    def prediction(self) -> tuple[float, float, float] | None:
-        """Tokens a second of a device as predicted, and the ends of the interval; None where nothing fits."""
+    @cached_property
+    def numbers(self) -> dict[str, HardwareNumber]:
+        """The best number of each kind, by its kind."""
+        found: dict[str, HardwareNumber] = {}
+        for kind in ("published", "measured"):
+            if rates := [one for one in self.known if mark_of(one) == kind]:
+                best, slowest = per_device(rates[0]), per_device(rates[-1])
+                said = rates[0].label + (f"; slowest recipe {slowest:,.0f}" if len(rates) > 1 else "")
+                found[kind] = HardwareNumber(mark_of(rates[0]), best, best, best, said)
         one = self.predicted
-        if one is None or self.way is None or one.interval is None or one.tokens_per_second is None:
-            return None
-        return (one.tokens_per_second, *one.interval)
+        if one and self.way and one.interval and one.tokens_per_second:
+            low, high = one.interval
+            said = f"{low:,.0f} to {high:,.0f}; {self.way}"
+            found["predicted"] = HardwareNumber("predicted", one.tokens_per_second, low, high, said)
+        return found
 
     @property
-    def best(self) -> tuple[Mark, float] | None:
-        """The fastest that was published or measured, else the prediction, in tokens a second of a device."""
-        if self.known:
-            fastest = max(self.known, key=per_device)
-            return mark_of(fastest), per_device(fastest)
-        return ("predicted", self.prediction[0]) if self.prediction else None
+    def best(self) -> HardwareNumber | None:
+        """The fastest that was published or measured, else the prediction."""
+        known = [one for kind, one in self.numbers.items() if kind != "predicted"]
+        return max(known, key=lambda one: one.value, default=self.numbers.get("predicted"))
 
-    def marks(self, scale: float = 1.0) -> tuple[Bar, ...]:
-        """Return the best numbers of each kind times `scale`, as marks of a picture."""
-        found: list[tuple[Mark, float, float, float]] = []
-        for one in (*self.of("published")[:1], *self.of("measured")[:1]):
-            rate = per_device(one)
-            found.append((mark_of(one), rate, rate, rate))
-        found += [("predicted", *self.prediction)] if self.prediction else []
+    @property
+    def name(self) -> str:
+        """The GPU, and a precision that is not the usual one."""
+        return self.gpu.name if self.precision == PRECISION else f"{self.gpu.name} in {self.precision}"
+
+    def marks(self, scale: float) -> tuple[Bar, ...]:
+        """Return the numbers times `scale`, as marks of a picture."""
         return tuple(
-            Bar(kind=mark, value=value * scale, low=low * scale, high=high * scale, label="", detail="")
-            for mark, value, low, high in found
+            Bar(kind=kind, value=value * scale, low=low * scale, high=high * scale, label="", detail="")
+            for kind, value, low, high, _ in self.numbers.values()
         )
 
 
@@ -152,8 +166,9 @@ def _of_model(
     for gpu, precision in dict.fromkeys([*known, *((gpu, PRECISION) for gpu in project.gpus)]):
         row = project.gpus[gpu]
         way, predicted = _predicted(name, shape, row) if precision == PRECISION else (None, None)
-        made.append(HardwareChoice(row, precision, tuple(known.get((gpu, precision), ())), predicted, way))
-    made.sort(key=lambda one: (-(one.best[1] if one.best else 0.0), one.gpu.id))
+        rates = sorted(known.get((gpu, precision), ()), key=per_device, reverse=True)
+        made.append(HardwareChoice(row, precision, tuple(rates), predicted, way))
+    made.sort(key=lambda one: (-(one.best.value if one.best else 0.0), one.gpu.id))
     return ModelChoices(name, shape, tuple(made))
 
 
@@ -191,18 +206,13 @@ def hardware_excerpt(found: Sequence[ModelChoices]) -> str:
     for one in found:
         cells = [f"[{one.name}](hardware/{one.name}.md)", f"{one.shape.parameters() / 1e9:.3g}B"]
         for kind in ("published", "measured", "predicted"):
-            marks = [(mark.value, two) for two in one.choices for mark in two.marks() if mark.kind == kind]
-            best = max(marks, key=lambda found: found[0], default=None)
-            named = f"{sign_of(kind)} {best[0]:,.0f}, {_named(best[1])}" if best else ABSENT
-            cells.append(named)
+            known = [(two.numbers[kind].value, two) for two in one.choices if kind in two.numbers]
+            best = max(known, key=lambda each: each[0], default=None)
+            cells.append(f"{best[1].numbers[kind].shown.text}, {best[1].name}" if best else ABSENT)
         rows.append(cells)
     titles = ("model", "parameters", "fastest published", "measured here", "predicted")
     note = "Numbers are tokens/s of a device: a card of two dies is two. A model's page has every GPU."
     return f"**{first_sentence(found)}**\n\n{markdown_table(titles, rows)}\n\n{note}"
-
-
-def _named(choice: HardwareChoice) -> str:
-    return choice.gpu.name if choice.precision == PRECISION else f"{choice.gpu.name} in {choice.precision}"
 
 
 def model_page(one: ModelChoices) -> str:
@@ -217,13 +227,15 @@ def model_page(one: ModelChoices) -> str:
 
 def fastest(one: ModelChoices) -> str:
     """Say which GPU is known to train a model fastest, and which of the others is predicted to."""
-    said = []
-    for verb, is_known in (("is known", True), ("of the other GPUs is predicted", False)):
-        rows = [(two.best[1], two) for two in one.choices if two.best and bool(two.known) == is_known]
-        if rows:
-            rate, choice = max(rows, key=lambda found: found[0])
-            said.append(f"The fastest that {verb} is {_named(choice)}, {rate:,.0f} tokens/s of a device.")
-    return " ".join(said).replace("fastest that of", "fastest of") or "Nothing is known."
+    said = {True: "The fastest that is known", False: "The fastest of the others, as predicted,"}
+    parts = []
+    for is_known, start in said.items():
+        # Sorted by the number that stands for each.
+        found = ((two, two.best) for two in one.choices if bool(two.known) == is_known)
+        two, best = next(((two, best) for two, best in found if best), (None, None))
+        if two and best:
+            parts.append(f"{start} is {two.name}, {best.value:,.0f} tokens/s of a device.")
+    return " ".join(parts) or "Nothing is known."
 
 
 def first_sentence(found: Sequence[ModelChoices]) -> str:
@@ -231,16 +243,9 @@ def first_sentence(found: Sequence[ModelChoices]) -> str:
     marks: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for one in found:
         for choice in one.choices:
-            marks[one.name, choice.gpu.id] |= {mark.kind for mark in choice.marks()}
-    kinds = {
-        "are published alone": lambda had: "published" in had and "measured" not in had,
-        "are published and measured here": lambda had: {"published", "measured"} <= had,
-        "are measured here alone": lambda had: "measured" in had and "published" not in had,
-        "are predicted alone": lambda had: had == {"predicted"},
-        "have no number": lambda had: not had,
-    }
-    counts = {name: sum(map(test, marks.values())) for name, test in kinds.items()}
-    *parts, last = [f"{count} {name}" for name, count in counts.items() if count] or ["none"]
+            marks[one.name, choice.gpu.id] |= choice.numbers.keys()
+    known = Counter(tuple(sorted(kinds - {"predicted"}) or kinds) for kinds in marks.values())
+    *parts, last = [f"{known[kinds]} {said}" for kinds, said in COUNTED.items() if known[kinds]] or ["none"]
     listed = f"{', '.join(parts)} and {last}" if parts else last
     return f"Of {len(marks)} pairs of a model and a GPU {listed}."
 
@@ -254,11 +259,8 @@ def _sections(found: Sequence[ModelChoices], prices: Mapping[str, float]) -> lis
 
 def picture_of(one: ModelChoices) -> RowChart:
     """Return a row for each GPU and precision, with a mark for each kind of number."""
-    rows = tuple(
-        Row(label=_named(choice), marks=marks)
-        for choice in one.choices
-        if (marks := choice.marks(1 / THOUSAND))
-    )
+    found = (choice for choice in one.choices if choice.numbers)
+    rows = tuple(Row(label=choice.name, marks=choice.marks(1 / THOUSAND)) for choice in found)
     return RowChart(
         name=f"hardware-{one.name}",
         title=f"{one.name}: tokens/s of a device, fastest first",
@@ -270,15 +272,15 @@ def picture_of(one: ModelChoices) -> RowChart:
 
 def table_of(one: ModelChoices, prices: Mapping[str, float]) -> Table:
     """Return a row for each GPU and precision."""
-    titles = (*TITLES, *(("price of 1B tokens",) if prices else ()))
-    sources = dict.fromkeys(known.document for choice in one.choices for known in choice.of("published"))
+    titles = ["GPU", "precision", "published", "measured here", "predicted", "MFU"]
+    titles += ["price of 1B tokens"] if prices else []
+    known = (two for choice in one.choices for two in choice.known if mark_of(two) == "published")
+    sources = dict.fromkeys(two.document for two in known)
     notes = (
         "◆ published, ● measured here, ○ predicted: tokens/s of a device; a card of two dies is two.",
         f"Sequences of {one.shape.sequence:,} tokens. Nine of ten numbers lie in a prediction's interval.",
         f"Predicted: {DEVICES} devices of a node, {PRECISION}, states split, the largest microbatch.",
         f"MFU: {one.shape.formula} of the best number of the row over the dense 16-bit peak; none in fp8.",
-        "Tokens a joule: the best number over what a card draws at most, or over what a record sampled.",
-        "Memory left: what states and gathered blocks leave of a device, and how little must be split.",
         *([f"Published in: {'; '.join(sources)}."] if sources else []),
     )
     return Table(
@@ -290,62 +292,26 @@ def table_of(one: ModelChoices, prices: Mapping[str, float]) -> Table:
 
 
 def _row(one: ModelChoices, choice: HardwareChoice, prices: Mapping[str, float]) -> tuple[Cell, ...]:
-    published, best, gpu = choice.of("published"), choice.best, choice.gpu
-    share = best[1] * one.shape.flops_per_token() / gpu.device_peak_flops if best else None
-    cells = [
-        text(gpu.name),
-        text(choice.precision),
-        _known(published[:1]),
-        _known(published[-1:] if len(published) > 1 else []),
-        _known(choice.of("measured")[:1]),
-        _predicted_cell(choice),
-        _marked(best, percent(share) if share and choice.precision == PRECISION else None),
-        _joules(choice),
-        text(ABSENT) if choice.predicted is None else _memory(choice.predicted, choice),
-    ]
-    if prices:
-        price = prices.get(gpu.id)
-        cells.append(_marked(best, number(price * 1e9 / best[1] / 3600) if price and best else None))
-    return tuple(cells)
+    best, gpu = choice.best, choice.gpu
+    absent = dict.fromkeys(("published", "measured"), text(ABSENT)) | {"predicted": _unknown(choice)}
+    numbers = absent | {kind: found.shown for kind, found in choice.numbers.items()}
+    share = cost = text(ABSENT)
+    if best:
+        sign, rate = f"{sign_of(best.kind)}\N{NO-BREAK SPACE}", best.value
+        if choice.precision == PRECISION:
+            share = text(sign + percent(rate * one.shape.flops_per_token() / gpu.device_peak_flops))
+        if price := prices.get(gpu.id):
+            cost = text(sign + number(price * 1e9 / rate / 3600))
+    named = (text(gpu.name), text(choice.precision))
+    return (*named, *numbers.values(), share, *([cost] if prices else []))
 
 
-def _marked(best: tuple[Mark, float] | None, said: str | None, detail: str = "") -> Cell:
-    # A mark stays with its number.
-    return text(f"{sign_of(best[0])}\N{NO-BREAK SPACE}{said}", detail) if best and said else text(ABSENT)
-
-
-def _known(found: Sequence[CardRate]) -> Cell:
-    return next(
-        (_marked((mark_of(one), 0), f"{per_device(one):,.0f}", one.label) for one in found), text(ABSENT)
-    )
-
-
-def _predicted_cell(choice: HardwareChoice) -> Cell:
-    one = choice.predicted
-    if choice.prediction:
-        rate, low, high = choice.prediction
-        return _marked(("predicted", rate), f"{rate:,.0f}", f"{low:,.0f} to {high:,.0f}")
-    if one is not None and choice.way is None:
+def _unknown(choice: HardwareChoice) -> Cell:
+    if choice.predicted is None:
+        return text("cannot say", f"rows that were fitted are in {PRECISION}")
+    if choice.way is None:
         return text("does not fit", f"on {DEVICES} devices")
-    return text("cannot say", (one.unknown or "") if one else f"rows that were fitted are in {PRECISION}")
-
-
-def _joules(choice: HardwareChoice) -> Cell:
-    gpu, best = choice.gpu, choice.best
-    for one in choice.of("measured"):
-        if one.power:
-            rate = f"{per_device(one) / one.power:.1f}"
-            return _marked(("measured", 0), rate, f"of {one.power:.0f} W, sampled")
-    if best is None or gpu.power_w is None:
-        return text(ABSENT)
-    joules = best[1] * gpu.devices_per_card / gpu.power_w
-    return _marked(best, f"{joules:.1f}", f"of {gpu.power_w:.0f} W a card")
-
-
-def _memory(one: Prediction, choice: HardwareChoice) -> Cell:
-    states = one.memory.bytes - one.memory.activations - one.memory.logits
-    left = 1 - states / capacity(choice.gpu)
-    return text(percent(max(0.0, left)), choice.way or f"does not fit on {DEVICES}")
+    return text("cannot say", choice.predicted.unknown or "")
 
 
 def prices_of(words: str, gpus: Mapping[str, Gpu]) -> dict[str, float]:

@@ -22,23 +22,19 @@ from twinrun.report import summary, words
 from twinrun.report.charts import draw
 from twinrun.report.picture import Picture
 from twinrun.results.finished_run import FinishedRun
-from twinrun.results.judged import Judged
+from twinrun.results.judged import Judged, hardware
 from twinrun.results.verdicts import Verdict
 from twinrun.workloads import load_workload
-from twinrun.workloads.tables_and_charts import Bar, BarChart, BarKind, Chart, LineChart, Table
+from twinrun.workloads.tables_and_charts import Chart, Table
 from twinrun.workloads.workload import Overview, PictureContext
 
-# Subjects that the page of a recipe shows, and records that a page of the list has.
-SUBJECTS, ROWS = 8, 24
-# A record with more cells than this is shown in full on its own page alone.
-CELLS = 600
+# Subjects that the page of a recipe draws.
+SUBJECTS = 8
 
 
 def write_report(path: Path, run: FinishedRun) -> Path:
     """Write the report of one run and return its path; raises MachineError where it cannot be written."""
-    return _write_run(
-        path, run.record, run.record.overview, recipe=run.record.recipe, project=run.record.project, links={}
-    )
+    return _write_run(path, run.record, run.record.overview, links={})
 
 
 def write_recipe_report(
@@ -50,9 +46,7 @@ def write_recipe_report(
     between: Sequence[Verdict] = (),
     links: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write the page of a recipe and, in the folder of its name, a page of each record and their list.
-
-    The page shows the records that stand for the first subjects: it does not grow with `records`.
+    """Write the page of a recipe and, in the folder of its name, a page of each record.
 
     Args:
         between: verdicts on the claims between records, over those that are shown.
@@ -65,103 +59,48 @@ def write_recipe_report(
         InputError: a record is of another recipe.
         MachineError: a file cannot be written.
     """
-    _demand_recipe(records, recipe)
-    newest = sorted(records, key=lambda record: record.created, reverse=True)
-    ranked = summary.ranked(newest)
+    for record in records:
+        place, hint = record.run, f"write its report with recipes/{record.plan.recipe}"
+        message = "the record is of another recipe"
+        require_equal(record.plan.recipe, recipe.recipe.name, message, place=place, hint=hint)
+    ranked = summary.ranked(records)
     standing = [one.shown for one in ranked if one.shown]
     drawn = overview(standing[:SUBJECTS], recipe, project.gpus)
     # Counted from the oldest, so that a page keeps its address when a record is added.
-    pages = {id(one): f"{path.stem}/{place}.html" for place, one in enumerate(reversed(newest), 1)}
-    shared = {"records": newest, "recipe": recipe.recipe, "metrics": project.metrics, "ranked": ranked}
-    pictures = _pictures(drawn, between)
-    opening = next(filter(summary.judged, standing), standing[0] if standing else None)
+    oldest = sorted(records, key=lambda record: record.created)
+    pages = {id(one): f"{path.stem}/{place}.html" for place, one in enumerate(oldest, 1)}
     render_page(
         path,
         "recipe.html.j2",
-        **shared,
+        recipe=recipe.recipe,
         published=recipe.published,
         gpus=project.gpus,
-        opening=opening,
-        points=_in_full(opening),
-        shown=[one for one in ranked if one.shown][:SUBJECTS],
+        metrics=project.metrics,
+        ranked=ranked,
+        records=records,
+        opening=next(filter(summary.decided, standing), standing[0] if standing else None),
         pages=pages,
         hardware_tables=drawn.tables,
         between=between,
-        lead=pictures[:1],
-        pictures=pictures[1:],
+        pictures=_pictures(drawn),
         ways=ways_to_run(recipe, project),
         links=links or {},
     )
-    back = {title: f"../{address}" for title, address in (links or {}).items()} | {
-        recipe.recipe.title: f"../{path.name}",
-        "All records": "records-1.html",
-    }
-    for record in newest:
-        place = path.parent / pages[id(record)]
-        _write_run(place, record, Overview(), recipe=recipe, project=project, links=back)
-    _write_list(path, ranked, pages=pages, shared=shared, links=back)
+    back = {title: f"../{address}" for title, address in (links or {}).items()}
+    for record in records:
+        shown = back | {recipe.recipe.title: f"../{path.name}"}
+        _write_run(path.parent / pages[id(record)], record, Overview(), links=shown)
     return path
 
 
-def _in_full(record: Judged | None) -> tuple[Table, ...]:
-    """Return the tables of a record, none where they are too large for the page of its recipe."""
-    found = tables(record) if record else ()
-    return found if sum(len(one.rows) * len(one.columns) for one in found) <= CELLS else ()
-
-
-def _write_list(
-    path: Path,
-    ranked: Sequence[summary.SubjectRecords],
-    *,
-    pages: Mapping[int, str],
-    shared: Mapping[str, object],
-    links: Mapping[str, str],
-) -> None:
-    """Write the list of all records, so many a page, in the order of hardware and subjects."""
-    every = [(one, record) for one in ranked for record in (*filter(None, [one.shown]), *one.others)]
-    names = {id(record): Path(pages[id(record)]).name for _, record in every}
-    parts = [every[start : start + ROWS] for start in range(0, len(every), ROWS)]
-    for number_, rows in enumerate(parts, 1):
-        place = path.with_suffix("") / f"records-{number_}.html"
-        about = {"rows": rows, "number": number_, "count": len(parts), "pages": names, "links": links}
-        render_page(place, "records.html.j2", **shared, **about)
-
-
-def _pictures(drawn: Overview, between: Sequence[Verdict]) -> list[Picture]:
+def _pictures(drawn: Overview) -> list[Picture]:
     """Return the pictures of a page, first the one that has most to say of what was published."""
-    charts = sorted(drawn.charts, key=lambda one: not _has_published(one))
-    if between and not any(map(_has_published, charts)):
-        charts.insert(0, ratio_chart(between))
-    return [draw(one) for one in charts]
+    return [draw(one) for one in sorted(drawn.charts, key=lambda one: not _has_published(one))]
 
 
 def _has_published(chart: Chart) -> bool:
-    shown = (
-        chart.curves if isinstance(chart, LineChart) else chart.bars if isinstance(chart, BarChart) else ()
-    )
+    shown = getattr(chart, "curves", ()) or getattr(chart, "bars", ())
     return any(one.kind == "published" for one in shown)
-
-
-def ratio_chart(verdicts: Sequence[Verdict]) -> BarChart:
-    """Return the published ratios between two records beside those found here."""
-    bars = list[Bar]()
-    for one in verdicts:
-        found = one.neutral if one.neutral and one.neutral.measured is not None else one
-        values: dict[BarKind, float | None] = {"published": found.published, "measured": found.measured}
-        bars += [
-            Bar(label=one.statement, kind=kind, value=value, low=value, high=value, detail="")
-            for kind, value in values.items()
-            if value
-        ]
-    absent = "" if any(bar.kind == "measured" for bar in bars) else " No two records here decide one of them."
-    return BarChart(
-        name="ratios",
-        title="One machine over another, as published and as found here",
-        unit="times as fast",
-        better="higher",
-        bars=tuple(bars),
-        notes=(f"Each bar is the ratio of two speeds; below one the first is slower.{absent}",),
-    )
 
 
 def ways_to_run(recipe: LoadedRecipe, project: Project) -> dict[str, tuple[str, ...]]:
@@ -188,44 +127,24 @@ def with_counts(values: Sequence[str]) -> str:
     return ", ".join(f"{count} x {value}" for value, count in Counter(values).items())
 
 
-def _demand_recipe(records: Sequence[Judged], recipe: LoadedRecipe) -> None:
-    for record in records:
-        require_equal(
-            record.plan.recipe,
-            recipe.recipe.name,
-            "the record is of another recipe",
-            place=record.run,
-            hint=f"write its report with recipes/{record.plan.recipe}",
-        )
-
-
-def _write_run(
-    path: Path,
-    record: Judged,
-    drawn: Overview,
-    *,
-    recipe: LoadedRecipe,
-    project: Project,
-    links: Mapping[str, str],
-) -> Path:
-    pictures = _pictures(drawn, ())
-    return render_page(
-        path,
-        "run.html.j2",
-        record=record,
-        recipe=recipe.recipe,
-        published=recipe.published,
-        gpus=project.gpus,
-        lead=pictures[:1],
-        pictures=pictures[1:],
-        links=links,
-    )
+def _write_run(path: Path, record: Judged, drawn: Overview, *, links: Mapping[str, str]) -> Path:
+    loaded = record.recipe
+    shown = {"recipe": loaded.recipe, "published": loaded.published, "gpus": record.project.gpus}
+    return render_page(path, "run.html.j2", record=record, pictures=_pictures(drawn), links=links, **shown)
 
 
 def render_page(path: Path, template: str, **content: object) -> Path:
     """Write a page and return its path; raises MachineError where it cannot be written."""
     write_atomically(path, page_environment().get_template(template).render(**content))
     return path
+
+
+def figure_text(picture: Picture) -> str:
+    """Return a picture with what stands under it, as a block of HTML that Markdown leaves alone."""
+    source = '{% import "parts.html.j2" as parts %}{{ parts.figure(picture) }}'
+    written = page_environment().from_string(source).render(picture=picture)
+    # Markdown ends a block of HTML at an empty line.
+    return "\n".join(line for line in written.splitlines() if line.strip())
 
 
 def _shown(value: object) -> object:
@@ -249,5 +168,5 @@ def page_environment() -> Environment:
     # Every function of texts, words and summaries is a filter by its name.
     for module in (text, words, summary):
         environment.filters |= dict(inspect.getmembers(module, inspect.isfunction))
-    environment.filters |= {"id": id, "tables": tables, "with_counts": with_counts}
+    environment.filters |= {"id": id, "tables": tables, "with_counts": with_counts, "hardware": hardware}
     return environment

@@ -1,20 +1,15 @@
-"""What stands for a record, what its points have in common, and which record stands for a subject."""
+"""What stands for a record, and which record stands for a subject."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from twinrun.foundation.text import number, percent, plural
-from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.metrics import RATIO, Metric
-from twinrun.manifests.published import PublishedClaims
 from twinrun.protocol.bench import EAGER
 from twinrun.protocol.measurements import Measurement
-from twinrun.report.words import SIGNS
-from twinrun.results.judged import Judged, hardware
-from twinrun.results.verdicts import Verdict
+from twinrun.results.judged import Judged, hardware, most_devices
 from twinrun.workloads.tables_and_charts import Table, text, word_columns
 from twinrun.workloads.workload import MeasuredPoint
 
@@ -24,13 +19,13 @@ def result(record: Judged, metrics: Mapping[str, Metric]) -> tuple[str, str]:
 
     It is of the largest points, and a range where they have several measurements of the metric.
     """
-    largest = [point for point in record.points if point.devices == _devices(record)]
+    largest = [point for point in record.points if point.devices == most_devices(record)]
     for name in record.workload.headline:
-        found = [one for point in largest for one in standing_for(point, name)]
-        if found:
-            return spread_over([one.median for one in found], metrics[name]), _counted(
-                found, largest, metrics[name]
-            )
+        if found := [one for point in largest for one in standing_for(point, name)]:
+            metric = metrics[name]
+            several = f"{plural(len(found), 'measurement')} of " if len(found) > 1 else ""
+            where = largest[0].id if len(largest) == 1 else plural(len(largest), "point")
+            return spread_over([one.median for one in found], metric), f"{titled(metric)}, {several}{where}"
     return "nothing", "no point was measured"
 
 
@@ -41,74 +36,41 @@ def standing_for(point: MeasuredPoint, metric: str) -> list[Measurement]:
 
 
 def spread_over(medians: Sequence[float], metric: Metric) -> str:
-    """Return a value, or the lowest and the highest of several, a dash for none."""
-    if not medians:
-        return "-"
-    ends = dict.fromkeys(shown_value(value, metric) for value in (min(medians), max(medians)))
-    return " to ".join(ends)
+    """Return a value without its unit, or the lowest and the highest of several; a share is in percent."""
+    is_share = metric.unit == RATIO and "%" in metric.units
+    shown = percent if is_share else "{:.2f}".format if metric.unit == RATIO else number
+    return " to ".join(dict.fromkeys(shown(value) for value in (min(medians), max(medians))))
 
 
-def _counted(found: Sequence[Measurement], points: Sequence[MeasuredPoint], metric: Metric) -> str:
-    unit = "" if metric.unit == RATIO else f" in {metric.unit}"
-    where = points[0].id if len(points) == 1 else plural(len(points), "point")
-    several = f"{plural(len(found), 'measurement')} of " if len(found) > 1 else ""
-    return f"{metric.title}{unit}, {several}{where}"
-
-
-def shown_value(value: float, metric: Metric) -> str:
-    """Return a value without its unit; a share of one is in percent."""
-    if metric.unit == RATIO and "%" in metric.units:
-        return percent(value)
-    return f"{value:.2f}" if metric.unit == RATIO else number(value)
-
-
-def claims_of(
-    verdicts: Sequence[Verdict], published: PublishedClaims
-) -> list[tuple[Verdict, Claim | RecordClaim | None]]:
-    """Pair each verdict with its claim, None where the recipe dropped it since; what failed comes first."""
-    claims = published.restated
-    ordered = sorted(verdicts, key=lambda one: list(SIGNS).index(one.final))
-    return [(verdict, claims.get(verdict.claim)) for verdict in ordered]
+def titled(metric: Metric) -> str:
+    """Return the title of a metric with its unit."""
+    return metric.title if metric.unit in (RATIO, metric.title) else f"{metric.title} in {metric.unit}"
 
 
 def facts_of(points: Sequence[MeasuredPoint]) -> list[tuple[str, str]]:
     """Return by name what was found at the points; where they differ, of which point it is."""
-    names = dict.fromkeys(name for point in points for name in point.facts)
-    return [
-        (name, _common((point.id, point.facts.get(name, "unknown")) for point in points)) for name in names
-    ]
-
-
-def _common(found: Iterable[tuple[str, str]]) -> str:
-    values = dict(found)
-    distinct = dict.fromkeys(values.values())
-    return (
-        next(iter(distinct))
-        if len(distinct) == 1
-        else "; ".join(f"{name}: {one}" for name, one in values.items())
-    )
+    found = []
+    for name in dict.fromkeys(name for point in points for name in point.facts):
+        values = {point.id: point.facts.get(name, "unknown") for point in points}
+        same = len(set(values.values())) == 1
+        said = (
+            next(iter(values.values()))
+            if same
+            else "; ".join(f"{place}: {one}" for place, one in values.items())
+        )
+        found.append((name, said))
+    return found
 
 
 def placement_table(points: Sequence[MeasuredPoint]) -> Table:
     """Return where each point ran, and what did not fit before."""
-    columns = ("Point", "Nodes", "Devices", "Hosts", "Did not fit into memory")
-    rows = tuple(
-        tuple(
-            text(one)
-            for one in (
-                point.id,
-                str(point.nodes),
-                str(point.devices),
-                ", ".join(point.hosts) or "not recorded",
-                ", ".join(point.attempts) or "-",
-            )
-        )
-        for point in points
-    )
+    rows = [
+        (one.id, str(one.nodes), str(one.devices), ", ".join(one.hosts), ", ".join(one.attempts) or "-")
+        for one in points
+    ]
+    columns = word_columns("Point", "Nodes", "Devices", "Hosts", "Did not fit into memory")
     return Table(
-        title="Where each point ran.",
-        columns=word_columns(*columns),
-        rows=rows,
+        title="Where each point ran.", columns=columns, rows=tuple(tuple(map(text, row)) for row in rows)
     )
 
 
@@ -116,17 +78,6 @@ def software(record: Judged) -> str:
     """Return which PyTorch ran, which a stack's name does not say where its lock was not installed."""
     torch = record.record.libraries.get("torch")
     return f"PyTorch {torch}" if torch else "no PyTorch"
-
-
-def label(record: Judged) -> str:
-    """Return what tells a record from others of its hardware and subject."""
-    return f"{record.created[:16].replace('T', ' ')}, run {record.run}"
-
-
-# A stack's name: toolkit with its version, and PyTorch.
-_STACK = re.compile(r"[a-z]+(?P<toolkit>\d[\d.]*)-torch(?P<torch>\d+\.\d+)")
-# A release of PyTorch, and the toolkit that it was built for.
-_TORCH = re.compile(r"(?P<torch>\d+\.\d+)\.\w+(\+[a-z]+(?P<toolkit>\d[\d.]*))?")
 
 
 class SubjectRecords(NamedTuple):
@@ -145,10 +96,10 @@ class SubjectRecords(NamedTuple):
 def ranked(records: Sequence[Judged]) -> list[SubjectRecords]:
     """Return the records of each hardware and subject: most devices first, then most claims judged."""
     groups: dict[tuple[str, str], list[Judged]] = {}
-    for record in records:
+    for record in sorted(records, key=lambda one: one.created, reverse=True):
         groups.setdefault((hardware(record), record.description.subject), []).append(record)
     found = [(group, _subject(*names, group)) for names, group in groups.items()]
-    found.sort(key=lambda one: (-_devices(one[0][0]), -judged(one[1].shown), one[1].hardware))
+    found.sort(key=lambda one: (-most_devices(one[0][0]), -decided(one[1].shown), one[1].hardware))
     return [subject for _, subject in found]
 
 
@@ -158,28 +109,17 @@ def selected(records: Sequence[Judged]) -> list[Judged]:
 
 
 def unnamed(record: Judged) -> str:
-    """Return why a record does not say what ran: which commit, and which PyTorch; empty where it does."""
-    if record.record.revision.commit is None:
+    """Return why a record does not say which commit and which PyTorch ran; empty where it does."""
+    revision = record.record.revision
+    if revision.commit is None:
         return "the run has no commit"
-    if record.record.revision.changes_sha256 is not None:
+    if revision.changes_sha256 is not None:
         return "the commit of the run had changes"
-    torch = record.record.libraries.get("torch")
-    if torch is None or _named_after(record, torch):
-        return ""
-    return f"PyTorch {torch} ran under the name {record.plan.stack}"
+    other = record.environment.lock_differences.get("torch")
+    return f"PyTorch {other}, under the name {record.plan.stack}" if other else ""
 
 
-def _named_after(record: Judged, torch: str) -> bool:
-    stack, ran = _STACK.fullmatch(record.plan.stack), _TORCH.fullmatch(torch)
-    if stack is None or ran is None:
-        # The name of the stack has no version: its lock has.
-        return "torch" not in record.environment.lock_differences
-    toolkits = [found["toolkit"].replace(".", "") for found in (stack, ran) if found["toolkit"]]
-    return stack["torch"] == ran["torch"] and toolkits[-1].startswith(toolkits[0])
-
-
-def _subject(machine: str, subject: str, group: Sequence[Judged]) -> SubjectRecords:
-    newest = sorted(group, key=lambda one: one.created, reverse=True)
+def _subject(machine: str, subject: str, newest: Sequence[Judged]) -> SubjectRecords:
     named = [record for record in newest if not unnamed(record)]
     # A record of an older version measured something else, and one of fewer points only a part.
     shown = max(named, key=lambda one: (one.plan.recipe_version, len(one.points)), default=None)
@@ -187,11 +127,7 @@ def _subject(machine: str, subject: str, group: Sequence[Judged]) -> SubjectReco
     return SubjectRecords(machine, subject, shown, others, "" if shown else unnamed(newest[0]))
 
 
-def _devices(record: Judged) -> int:
-    return max((point.devices for point in record.points), default=0)
-
-
-def judged(record: Judged | None) -> int:
+def decided(record: Judged | None) -> int:
     """Return how many claims about a record were decided."""
     verdicts = record.verdicts if record else ()
     return sum(verdict.final not in ("not-comparable", "config-mismatch") for verdict in verdicts)

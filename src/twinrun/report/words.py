@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from twinrun.foundation.signatures import UNSIGNED
 from twinrun.foundation.text import number, percent, plural
 from twinrun.results.judged import Judged, hardware
 from twinrun.results.verdicts import (
@@ -32,36 +33,42 @@ SIGNS: dict[Outcome, str] = {
     "config-mismatch": "≠",
     "not-comparable": "○",
 }
-# How one claim, and how several, of an outcome are counted in a sentence.
-COUNTED: dict[Outcome, tuple[str, str]] = {
-    "holds-here": ("holds here", "hold here"),
-    "fails-here": ("fails here", "fail here"),
-    "not-reproduced": ("not reproduced", "not reproduced"),
-    "failed": ("failed", "failed"),
-    "config-mismatch": ("of another configuration", "of another configuration"),
-    "not-comparable": ("cannot be asked here", "cannot be asked here"),
+# What is said of one claim that was not judged, by the condition that is not met.
+NEEDS: dict[ConditionName | None, str] = {
+    None: "cannot be asked here",
+    "hardware": "needs the published hardware",
+    "written": "is not written yet",
+    "subject": "is of another model",
+    "account": "needs a whole record",
+    "points": "needs points that did not run",
+    "configuration": "is of another configuration",
+    "order": "needs one order of the data",
+    "measured": "needs a number that was not measured",
+    "training": "needs more training",
+    "correctness": "has a wrong result",
+    "bounds": "has an impossible number",
+    "samples": "is undecided",
 }
-# Needs of a claim that was not judged, and of several, by the condition that is not met.
-UNASKED = COUNTED["not-comparable"]
-NEEDS: dict[ConditionName, tuple[str, str]] = {
-    "hardware": ("needs the published hardware", "need the published hardware"),
-    "written": ("is not written yet", "are not written yet"),
-    "subject": ("is of another model", "are of another model"),
-    "account": ("needs a whole record", "need a whole record"),
-    "points": ("needs points that did not run", "need points that did not run"),
-    "configuration": ("is of another configuration", "are of another configuration"),
-    "order": ("needs one order of the data", "need one order of the data"),
-    "measured": ("needs a number that was not measured", "need numbers that were not measured"),
-    "training": ("needs more training", "need more training"),
-    "correctness": ("has a wrong result", "have wrong results"),
-    "bounds": ("has an impossible number", "have impossible numbers"),
-    "samples": ("is undecided", "are undecided"),
-}
+# Verbs of one claim, and of several.
+_VERBS = {"needs": "need", "is": "are", "has": "have", "holds": "hold", "exceeds": "exceed"}
 
 
 def outcome(verdict: Verdict) -> str:
-    """Return the outcome with its sign, in one or two words."""
-    return f"{SIGNS[verdict.final]} {_spoken(verdict.final)}"
+    """Return the outcome with its sign, in one or two words; of one that exceeds, how many times."""
+    factor = (verdict.here or verdict).factor
+    times = f", {factor:.3g} times" if verdict.final == "exceeds" and factor else ""
+    return f"{SIGNS[verdict.final]} {_spoken(verdict.final)}{times}"
+
+
+def doubted(verdict: Verdict) -> list[str]:
+    """Return the doubts that stand beside an outcome, with their numbers."""
+    every = (*verdict.doubts, *(verdict.here.doubts if verdict.here else ()))
+    return [f"Doubt {number}: {one}." for number, one in enumerate(dict.fromkeys(every), 1)]
+
+
+def vouched(record: Judged) -> str:
+    """Return who vouches for a record: nobody, or one signer."""
+    return record.signer if record.signer == UNSIGNED else f"{record.signer}, one signer"
 
 
 def shown_conditions(verdict: Verdict) -> list[tuple[str, str, str]]:
@@ -92,11 +99,12 @@ def measured_value(verdict: Verdict) -> str:
     """Return what the run says, in the neutral metric where the claim was restated; a dash for nothing."""
     if verdict.neutral and verdict.neutral.measured is not None:
         return measured_here(verdict.neutral)
-    if verdict.measured is None:
+    found = verdict.here if verdict.here and verdict.measured is None else verdict
+    if found.measured is None:
         return "-"
-    if verdict.published:
-        return quantity(verdict.measured, verdict.unit, verdict.per)
-    return f"{verdict.measured:.2g} apart" if verdict.measured else "equal"
+    if found.published:
+        return quantity(found.measured, found.unit, found.per)
+    return f"{found.measured:.2g} apart" if found.measured else "equal"
 
 
 def headline(record: Judged) -> str:
@@ -109,13 +117,17 @@ def headline(record: Judged) -> str:
 
 def _reached(record: Judged) -> str:
     """Return the metric that stands for a record, at its largest point; empty where it has none."""
-    point = max(record.points, key=lambda one: one.devices)
-    for metric in record.workload.headline:
-        for one in point.measurements:
-            if one.metric == metric:
-                share = metric == "model-flops-share"
-                value = percent(one.median) if share else f"{number(one.median)} {one.unit}"
-                return f"{value} of the dense peak at {point.id}" if share else f"{value} at {point.id}"
+    point = max(record.points, key=lambda one: one.devices, default=None)
+    found = [
+        (name, one) for name in record.workload.headline for one in (point.measurements if point else ())
+    ]
+    for name, one in found:
+        if one.metric == name:
+            share = name == "model-flops-share"
+            value = (
+                f"{percent(one.median)} of the dense peak" if share else f"{number(one.median)} {one.unit}"
+            )
+            return f"{value} at {point.id if point else ''}"
     return ""
 
 
@@ -125,11 +137,8 @@ def _smoke(place: str, record: Judged) -> str:
     rest = [one for one in record.verdicts if one.final not in ("holds-here", *FAILURES)]
     parts = [*_checked(record)]
     parts += [f"{plural(held, 'check')} of the code {'holds' if held == 1 else 'hold'}"] if held else []
-    parts += [
-        *_failed(record.verdicts),
-        *_waiting(rest, NEEDS | {"hardware": ("claim needs a GPU", "claims need a GPU")}),
-    ]
-    return f"Smoke run on {place}: {', '.join(parts) or 'nothing was judged'}."
+    waiting = (one.replace("the published hardware", "a GPU") for one in _waiting(rest, "claim"))
+    return f"Smoke run on {place}: {', '.join([*parts, *_failed(record.verdicts), *waiting]) or 'no claim'}."
 
 
 def _checked(record: Judged) -> Iterator[str]:
@@ -141,16 +150,12 @@ def _checked(record: Judged) -> Iterator[str]:
         if failed := dict.fromkeys(one.id for one in checks if one.outcome == "fail"):
             yield f"{', '.join(failed)} {'fails' if len(failed) == 1 else 'fail'}"
     # Ours alone: an implementation beside it is somebody else's.
-    errors = [
-        f"{point.id} {one.id}"
-        for point in record.points
-        for one in point.measurements
-        if one.metric == "error" and "@" not in one.id
-    ]
-    wrong = [one for one in record.refusals if one.kind == "correctness" and not one.number]
-    if errors or wrong:
-        results = max(len(errors), len(wrong))
-        yield f"{results - len(wrong)} of {plural(results, 'result')} within the allowed error"
+    every = (one for point in record.points for one in point.measurements)
+    results = sum(one.metric == "error" and "@" not in one.id for one in every)
+    wrong = sum(one.kind == "correctness" and not one.number for one in record.refusals)
+    if results or wrong:
+        results = max(results, wrong)
+        yield f"{results - wrong} of {plural(results, 'result')} within the allowed error"
 
 
 def _failed(verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -158,12 +163,20 @@ def _failed(verdicts: Sequence[Verdict]) -> Iterator[str]:
     return (f"`{one.claim}` {_spoken(one.final)}" for one in verdicts if one.final in FAILURES)
 
 
-def _waiting(verdicts: Sequence[Verdict], needs: Mapping[ConditionName, tuple[str, str]]) -> Iterator[str]:
+def _waiting(verdicts: Sequence[Verdict], noun: str = "") -> Iterator[str]:
     """Yield how many claims were not judged, and what they need, by the condition that is not met."""
-    names = Counter(one.obstacle.name if one.obstacle else None for one in verdicts)
-    for name, count in names.items():
-        one, several = needs.get(name, UNASKED) if name else UNASKED
-        yield f"{count} {one if count == 1 else several}"
+    counts = Counter[str]()
+    for one in verdicts:
+        other: ConditionName | None = "configuration" if one.final == "config-mismatch" else None
+        counts[NEEDS.get(one.obstacle.name if one.obstacle else other, NEEDS[None])] += 1
+    return (_of(count, said, noun) for said, count in counts.items())
+
+
+def _of(count: int, said: str, noun: str = "") -> str:
+    """Return a count with what is said of one claim, in the number that it needs."""
+    verb, _, rest = said.partition(" ")
+    counted = plural(count, noun) if noun else str(count)
+    return f"{counted} {verb if count == 1 else _VERBS.get(verb, verb)} {rest}"
 
 
 def _small(record: Judged) -> Iterator[str]:
@@ -176,14 +189,21 @@ def _small(record: Judged) -> Iterator[str]:
             yield f"with {found} of {published} parameters"
 
 
+def _held(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    counts = Counter(verdict.final for verdict in verdicts)
+    if counts["exceeds"]:
+        yield _of(counts["exceeds"], "exceeds the published value")
+    if counts["holds-here"]:
+        yield _of(counts["holds-here"], "holds here")
+
+
 def claims_in_words(verdicts: Sequence[Verdict]) -> str:
     """Count the claims that were judged, and name those that failed."""
-    counts = Counter(verdict.final for verdict in verdicts)
-    held = [(counts["reproduced"], "reproduced"), (counts["exceeds"], "above the published value")]
-    held.append((counts["holds-here"], COUNTED["holds-here"][counts["holds-here"] != 1]))
-    failed = [one for one in verdicts if one.final in FAILURES]
-    parts = [f"{count} {name}" for count, name in held if count]
-    parts += [f"{SIGNS[one.final]} `{one.claim}` {_spoken(one.final)}" for one in failed]
+    reproduced = sum(one.final == "reproduced" for one in verdicts)
+    failed = (
+        f"{SIGNS[one.final]} `{one.claim}` {_spoken(one.final)}" for one in verdicts if one.final in FAILURES
+    )
+    parts = [*([f"{reproduced} reproduced"] if reproduced else []), *_held(verdicts), *failed]
     return ", ".join(parts) or "none judged"
 
 
@@ -197,35 +217,23 @@ def sentence(place: str, verdicts: Sequence[Verdict]) -> str:
     """Count the claims that reproduced as published, those that hold here, and the rest."""
     if not verdicts:
         return f"On {place}: no claim was judged."
-    counts = Counter(verdict.final for verdict in verdicts)
-    parts = [f"{counts['reproduced']} of {plural(len(verdicts), 'claim')} reproduced as published"]
-    if above := counts["exceeds"]:
-        parts.append(f"{above} above the published value")
-    if held := counts["holds-here"]:
-        parts.append(f"{held} {COUNTED['holds-here'][held != 1]}")
-    if other := counts["config-mismatch"]:
-        parts.append(f"{other} {COUNTED['config-mismatch'][0]}")
-    waiting = [one for one in verdicts if one.final == "not-comparable"]
-    return f"On {place}: {', '.join([*parts, *_failed(verdicts), *_waiting(waiting, NEEDS)])}."
+    reproduced = sum(one.final == "reproduced" for one in verdicts)
+    parts = [f"{reproduced} of {plural(len(verdicts), 'claim')} reproduced as published", *_held(verdicts)]
+    waiting = [one for one in verdicts if one.final in ("config-mismatch", "not-comparable")]
+    return f"On {place}: {', '.join([*parts, *_failed(verdicts), *_waiting(waiting)])}."
 
 
-def tone(record: Judged) -> Tone:
-    """Return the colour of the headline."""
-    found = tone_of(record.verdicts)
-    return "neutral" if found == "good" and record.plan.scale == "smoke" else found
-
-
-def tone_of(verdicts: Sequence[Verdict]) -> Tone:
+def tone_of(verdicts: Sequence[Verdict], *, smoke: bool = False) -> Tone:
     """Return the colour of claims: that of a failure where there is one."""
     outcomes = {verdict.final for verdict in verdicts}
     if outcomes & set(FAILURES):
         return "bad"
-    return "good" if outcomes & set(HOLDS) else "neutral"
+    return "good" if outcomes & set(HOLDS) and not smoke else "neutral"
 
 
-def worst_first(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return the verdicts with those that failed first, else in their order."""
-    return sorted(verdicts, key=lambda one: one.final not in FAILURES)
+def by_interest(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Return the verdicts with those that failed first, then those that hold."""
+    return sorted(verdicts, key=lambda one: list(SIGNS).index(one.final))
 
 
 def heading(title: str) -> str:

@@ -127,30 +127,4 @@ class BarChart(Frozen):
     notes: tuple[str, ...] = ()
 
 
-class RooflineSpot(Frozen):
-    """One call: operations for a byte, and operations a second of ours, the baseline and the bound."""
-
-    label: str
-    intensity: float
-    ours: float
-    baseline: float | None
-    bound: float | None
-
-
-class RooflineChart(Frozen):
-    """Calls under the peak rates of their device."""
-
-    chart: Literal["roofline"] = "roofline"
-    name: str
-    title: str
-    resource: str
-    """The resource that the vertical axis counts."""
-    copy_rate: float
-    """Bytes a second."""
-    peak_rate: float
-    """Operations a second."""
-    spots: tuple[RooflineSpot, ...]
-    notes: tuple[str, ...] = ()
-
-
-Chart = LineChart | BarChart | RooflineChart
+Chart = LineChart | BarChart

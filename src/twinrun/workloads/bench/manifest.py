@@ -25,7 +25,7 @@ class BenchScale(Scale):
 class Figure(Frozen):
     """A picture of the benchmark: what is drawn over what."""
 
-    kind: Literal["bars", "lines", "roofline"]
+    kind: Literal["bars", "lines"]
     metric: str = "time"
     each: tuple[str, ...] = ()
     """Labels: one picture for each combination of their values."""

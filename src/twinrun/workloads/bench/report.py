@@ -11,7 +11,7 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.bench import COPY, BenchResult, Call
 from twinrun.protocol.measurements import Measurement
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchTables, Figure
-from twinrun.workloads.bench.numbers import bus_bandwidth, work_of
+from twinrun.workloads.bench.numbers import bus_bandwidth
 from twinrun.workloads.tables_and_charts import (
     Bar,
     BarChart,
@@ -20,8 +20,6 @@ from twinrun.workloads.tables_and_charts import (
     Column,
     Curve,
     LineChart,
-    RooflineChart,
-    RooflineSpot,
     Spot,
     Table,
     measured,
@@ -29,8 +27,6 @@ from twinrun.workloads.tables_and_charts import (
 )
 from twinrun.workloads.workload import MeasuredPoint, Overview, PictureContext, RecordView
 
-# A call whose least time is shorter measures the launch, not the kernel.
-LEAST_MILLISECONDS = 0.005
 COLUMNS = ("ours\nms", "baseline\nms", "times\nas fast", "GB/s,\nof a copy", "bound ms,\nof bound", "error")
 
 
@@ -50,12 +46,8 @@ def overview(records: Sequence[RecordView], drawn: PictureContext[BenchTables]) 
     for number_, figure in enumerate(drawn.recipe.tables.figure):
         if figure.kind == "bars":
             found += _bars(figure, records, drawn)
-        elif figure.kind == "lines":
-            found += _lines(figure, records, drawn, f"lines-{number_}")
         else:
-            found += [
-                one for place, record in enumerate(records) if (one := _roofline(figure, record, place))
-            ]
+            found += _lines(figure, records, drawn, f"lines-{number_}")
     return Overview(charts=tuple(found))
 
 
@@ -114,10 +106,6 @@ def _notes(point: MeasuredPoint[BenchPoint, BenchResult]) -> tuple[str, ...]:
 
 def _call(point: MeasuredPoint[BenchPoint, BenchResult], name: str) -> Call | None:
     return next((one for one in point.result.calls if one.name == name), None)
-
-
-def _peaks(point: MeasuredPoint[BenchPoint, BenchResult]) -> dict[str, float]:
-    return {one.resource: one.rate for one in point.result.peak_rates}
 
 
 def _chosen(point: MeasuredPoint, figure: Figure) -> list[Measurement]:
@@ -319,59 +307,3 @@ def _over(figure: Figure, point: MeasuredPoint[BenchPoint], one: Measurement) ->
     value = point.part.settings.get(str(figure.over))
     x = float(value) if isinstance(value, int) else 0.0
     return Spot(x=x, value=one.median, low=one.low, high=one.high)
-
-
-def _roofline(figure: Figure, record: RecordView, place: int) -> RooflineChart | None:
-    """Return the calls of a record under the peak rates of its device; None where either is unknown."""
-    point = next((one for one in record.points if COPY in _peaks(one) and len(_peaks(one)) > 1), None)
-    if point is None:
-        return None
-    peaks = _peaks(point)
-    others = [name for name in peaks if name != COPY]
-    resource = max(others, key=lambda name: sum(work_of(call).get(name, 0.0) for call in point.result.calls))
-    spots = tuple(
-        spot
-        for one in record.points
-        for call in one.result.calls
-        if (spot := _roofline_spot(figure, one, call, resource))
-    )
-    if not spots:
-        return None
-    hows = [f"{one.resource}: {number(one.rate / TERA)} T/s, {one.how}." for one in point.result.peak_rates]
-    shortest = f"{LEAST_MILLISECONDS * 1e3:.0f} µs"
-    return RooflineChart(
-        name=f"roofline-{place}",
-        title=f"Roofline of {record.label}",
-        resource=resource,
-        copy_rate=peaks[COPY],
-        peak_rate=peaks[resource],
-        spots=spots,
-        notes=(
-            "Both axes are logarithmic; the roofs were measured on this device.",
-            f"Not drawn: calls with a bound under {shortest}, which measure the launch.",
-            *hows,
-        ),
-    )
-
-
-def _roofline_spot(figure: Figure, point: MeasuredPoint, call: Call, resource: str) -> RooflineSpot | None:
-    name, work = call.name, work_of(call)
-    ours, bound = point.measurement(name), point.measurement(f"{name}/roofline-time")
-    if (
-        ours is None
-        or bound is None
-        or not {COPY, resource} <= work.keys()
-        or bound.median < LEAST_MILLISECONDS
-    ):
-        return None
-    if any(ours.labels.get(label, values[0]) not in values for label, values in figure.where.items()):
-        return None
-    theirs = next((one for one in point.measurements if one.id.startswith(f"{name}@")), None)
-    done = work[resource] * 1e3
-    return RooflineSpot(
-        label=call.title,
-        intensity=work[resource] / work[COPY],
-        ours=done / ours.median,
-        baseline=done / theirs.median if theirs else None,
-        bound=done / bound.median,
-    )
