@@ -107,8 +107,9 @@ def _results(
         **kernel_variables(workspace, archs=archs or (PROCESSOR,), engine=engine, say=say),
     }
     paths = applicable(root, stack, image=part.RUNS_IMAGES)
-    for number, path in enumerate(paths, start=1):
-        say(f"{path.stem}: running, {number} of {len(paths)}")
+    # The two above are checks too.
+    for number, path in enumerate(paths, start=3):
+        say(f"{path.stem}: running, {number} of {len(paths) + 2}")
         command = Command(arguments=(PYTHON, engine.inside(path)), variables=variables)
         yield _run(path.stem, command, engine, workspace, say)
 

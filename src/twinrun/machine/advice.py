@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from twinrun.machine.checks import HostCheck
 from twinrun.machine.devices import Discovery
@@ -56,7 +57,7 @@ def _setting(advice: Advice, environment: Mapping[str, str]) -> Iterator[HostChe
     else:
         value = environment.get(str(advice.variable), "")
     fine = advice.wanted.search(value) is not None
-    wrong = "warn" if advice.file else "absent"
+    wrong: Literal["warn", "absent"] = "warn" if advice.file else "absent"
     hint = f"{advice.hint}; {advice.changes} ({advice.source})"
     yield HostCheck(
         name=advice.name,
