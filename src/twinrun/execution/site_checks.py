@@ -8,9 +8,16 @@ from pathlib import Path
 
 from twinrun.execution.batch import ENDLESS, BatchScheduler
 from twinrun.execution.schedulers import client_of
-from twinrun.execution.site_qualification import Qualification, contradictions, qualification_of
+from twinrun.execution.site_qualification import (
+    Qualification,
+    contradictions,
+    qualification_file,
+    qualification_of,
+)
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import TwinrunError
+from twinrun.foundation.files import sha256_of_bytes
+from twinrun.foundation.signatures import SUFFIX, UNSIGNED, signed_by, signers_of
 from twinrun.foundation.text import duration
 from twinrun.machine.checks import HostCheck
 from twinrun.machine.doctor import Diagnosis
@@ -39,6 +46,7 @@ class _Doctor:
 
     def __init__(self, root: Path, site: LoadedSite) -> None:
         self._root, self._place, self._name, self._site = root, site.place, site.name, site.site
+        self._file = qualification_file(site)
         self._client: BatchScheduler = client_of(site)
         self._measurement: Qualification | None = qualification_of(site)
 
@@ -154,7 +162,10 @@ class _Doctor:
             hint = f"`twinrun site qualify {self._name}` runs one job of one node and one of two"
             return "nothing: all is only declared", needed, "unknown", hint
         wrong = contradictions(self._site, measured, gpus=load_gpus(self._root))
-        well = f"as declared, on {', '.join(measured.nodes)}, {measured.created:%Y-%m-%d}"
+        signature, digest = Path(f"{self._file}{SUFFIX}"), sha256_of_bytes(self._file.read_bytes())
+        signers = signers_of(self._root)
+        signer = signed_by(digest, signature, signers=signers) if signature.exists() else UNSIGNED
+        well = f"as declared, on {', '.join(measured.nodes)}, {measured.created:%Y-%m-%d}, {signer}"
         hint = f"correct {self._place}, or mend the site and qualify it again"
         return "; ".join(wrong) or well, needed, "fail" if wrong else "ok", hint
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from twinrun.execution.batch import BatchScheduler
 from twinrun.execution.engine import PYTHON, Command, Engine, log_folder, point_folder
 from twinrun.execution.launchers import RankPlacement
 from twinrun.execution.ranks import METRICS, Launch, RankCommands, Ranks
@@ -169,6 +170,9 @@ def _measured_node(site: Site, engine: Engine, commands: RankCommands) -> dict[s
     logs, out = log_folder(run, point), point_folder(run, point)
     for folder in (logs, out):
         folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(scheduler, BatchScheduler):
+        # What it refuses at once would wait for nodes for ever.
+        scheduler.judged()
     words = (PYTHON, "-c", _PROGRAM, engine.inside(out), scheduler.first_node())
     command = engine.render(Command(arguments=words, variables=dict(commands.variables), reaches_nodes=True))
     ranks, cores = site.devices_per_node, site.rank_cores
@@ -247,11 +251,16 @@ def contradictions(site: Site, found: Qualification, *, gpus: Mapping[str, Gpu])
         hold("names", "a first node", "no address of its name", false=not facts.resolved)
     left = bool(found.left_after_cancel)
     hold("cancel", "an end", "a process of the job that went on", false=left)
-    fast = site.infiniband or {"NCCL_NET_PLUGIN", "NCCL_IB_HCA"} & site.environment.keys()
-    hold("network", "a fast link", found.transport, false=bool(fast) and found.slow)
+    hold("network", "a fast link", found.transport, false=is_slow(site, found))
     declared, gbit = site.network_gbit_s or 0.0, 8 * (found.bus_gb_s or 0.0)
     hold("network_gbit_s", f"{declared:g}", f"{gbit:.3g}", false=0 < gbit < ENOUGH * declared)
     return wrong
+
+
+def is_slow(site: Site, found: Qualification) -> bool:
+    """Say whether sockets carried what a fast link is declared for."""
+    fast = site.infiniband or {"NCCL_NET_PLUGIN", "NCCL_IB_HCA"} & site.environment.keys()
+    return bool(fast) and found.slow
 
 
 def _digest(site: Site) -> str:

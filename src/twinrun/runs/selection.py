@@ -10,6 +10,7 @@ from twinrun.execution.engine import EngineModule
 from twinrun.execution.engines import ENGINES, load_engine
 from twinrun.execution.launchers import LAUNCHERS, Launcher, load_launcher
 from twinrun.execution.schedulers import Scheduler, load_scheduler
+from twinrun.execution.site_qualification import is_slow, qualification_of
 from twinrun.foundation.cache import bytecode_folder
 from twinrun.foundation.errors import InputError, MachineError, require_known
 from twinrun.foundation.manifest import Frozen
@@ -160,7 +161,7 @@ def select(project: Project, request: Request) -> Selection:
         engine=module,
         launcher=_launcher(plan, giver),
         scheduler=giver,
-        choices=(*decided, *planned, *_estimate(plan), *_limit(plan, site)),
+        choices=(*decided, *planned, *_estimate(plan), *_limit(plan, site), *_network(site)),
         recipe=loaded,
         stack=stack,
         vendor=project.vendors[name],
@@ -394,6 +395,15 @@ def _limit(plan: Plan, site: LoadedSite | None) -> tuple[Choice, ...]:
         because = f"not estimated: {', '.join(unknown)}; a job is ended after that"
         found.append(Choice(name="limit", value=f"{site.site.minutes} min", because=because))
     return tuple(found)
+
+
+def _network(site: LoadedSite | None) -> tuple[Choice, ...]:
+    """Return that sockets carry what a fast link is declared for, where that was measured."""
+    measured = qualification_of(site) if site else None
+    if site is None or measured is None or not is_slow(site.site, measured):
+        return ()
+    because = f"measured {measured.created:%Y-%m-%d}, and {site.place} declares a fast link"
+    return (Choice(name="network", value=f"{measured.transport} carries the messages", because=because),)
 
 
 def _seen(machine: Machine) -> str:
