@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.records import PROJECT, bench_record, replaced, smoke_record
+from tests.records import PROJECT, bench_record, replaced, smoke_record, training_record
 from tests.report.committed import changed, judged, newest, verdict
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.report.page import write_recipe_report, write_report
@@ -143,11 +143,25 @@ def test_doubts_and_what_exceeds_and_who_vouches_stand_beside_a_verdict(tmp_path
     text = run_page(tmp_path, changed(TRAINING, verdicts=verdicts)).words()
     assert "0 of 2 claims reproduced as published, 1 exceeds the published value, 1 holds here." in text
     assert "▲ exceeds, 1.23 times" in text
-    assert "✓ holds here Doubt 1: the commit had changes. Doubt 2: numpy 2 beside the lock." in text
+    assert "✓ holds here unsigned Doubt 1: the commit had changes. Doubt 2: numpy 2 beside the lock." in text
     assert "no longer in published.toml" in text
     assert "The record is unsigned." in text
     signed = run_page(tmp_path, changed(TRAINING, signer="signed by ann")).words()
     assert "The record is signed by ann, one signer." in signed
+    assert "✓ holds here signed by ann, one signer" in signed
+
+
+def test_a_second_signer_stands_beside_what_that_record_confirms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates, settings = {"devices=1": 501.0, "devices=2": 496.0}, ("model=mpt-7b",)
+    other = training_record(rates, gpu="h200", scale="node", settings=settings, spread=0.01)
+    renamed = other.record.model_copy(update={"run": "another"})
+    other = dataclasses.replace(other, record=renamed, signer="signed by bob")
+    monkeypatch.setattr("twinrun.results.confirm.read_record", lambda *_: other)
+    monkeypatch.setattr(type(PROJECT), "results", lambda *_: [tmp_path])
+    text = run_page(tmp_path, changed(TRAINING, signer="signed by ann")).words()
+    assert "✓ holds here confirmed by bob" in text
 
 
 @pytest.mark.parametrize(

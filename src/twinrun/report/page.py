@@ -21,9 +21,10 @@ from twinrun.planning.project import Project
 from twinrun.report import summary, words
 from twinrun.report.charts import draw
 from twinrun.report.picture import Picture
+from twinrun.results.confirm import confirmed_by
 from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judged import Judged, hardware
-from twinrun.results.verdicts import Verdict
+from twinrun.results.verdicts import HOLDS, Verdict
 from twinrun.workloads import load_workload
 from twinrun.workloads.tables_and_charts import Chart, Table
 from twinrun.workloads.workload import Overview, PictureContext
@@ -168,5 +169,7 @@ def page_environment() -> Environment:
     # Every function of texts, words and summaries is a filter by its name.
     for module in (text, words, summary):
         environment.filters |= dict(inspect.getmembers(module, inspect.isfunction))
-    environment.filters |= {"id": id, "tables": tables, "with_counts": with_counts, "hardware": hardware}
+    named = (id, tables, with_counts, hardware, confirmed_by)
+    environment.filters |= {one.__name__: one for one in named}
+    environment.globals["HOLDS"] = HOLDS
     return environment
