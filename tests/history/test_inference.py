@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from twinrun.history.inference import Failures, Posterior, Quantities, RunScale, change_points
+from twinrun.history.inference import Failures, Posterior, Quantities, RunScale
 from twinrun.history.search import ask_ends, confirm, locate, partners
 
 # Candidates, spread of one run, effect; then of 1,000 trials the fewest that must be right.
@@ -120,11 +120,3 @@ def test_steps_that_work_only_together_are_named(needed: tuple[int, ...]) -> Non
 
     assert partners(moves, culprit=[7]) == needed
     assert len(asked) < 16
-
-
-def test_change_points_of_a_series() -> None:
-    noise = random.Random(5)
-    flat = [noise.gauss(100, 1) for _ in range(30)]
-    assert change_points(flat) == []
-    stepped = [value - 5 * (place >= 14) for place, value in enumerate(flat)]
-    assert change_points(stepped) == [14]

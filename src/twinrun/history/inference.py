@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -220,50 +219,3 @@ class Posterior:
         counts = itertools.accumulate(self.weights[step - 1] for step in order)
         last = next((place for place, held in enumerate(counts) if held >= SET), len(order) - 1)
         return tuple(sorted(order[: last + 1]))
-
-
-# Below this many points a series is held against its last stack alone.
-LEAST_POINTS = 20
-_SHORTEST = 3
-_SHUFFLES = 999
-_CHANGE = 0.005
-
-
-def change_points(values: Sequence[float]) -> list[int]:
-    """Return the places at which the law of a series changes, by E-divisive (Matteson and James, 2014).
-
-    The split with the largest energy distance is kept where at most one of 200 shuffles has as large a one;
-    both parts are then split again. The seed is fixed: the same series has the same change points.
-    """
-    shuffler = random.Random(0)  # noqa: S311 - no secret
-    found: list[int] = []
-    waiting = [(0, len(values))]
-    while waiting:
-        low, high = waiting.pop()
-        part = list(values[low:high])
-        if len(part) < 2 * _SHORTEST:
-            continue
-        distance, place = _split(part)
-        beaten = sum(_split(shuffler.sample(part, len(part)))[0] >= distance for _ in range(_SHUFFLES))
-        if (beaten + 1) / (_SHUFFLES + 1) <= _CHANGE:
-            found.append(low + place)
-            waiting += [(low, low + place), (low + place, high)]
-    return sorted(found)
-
-
-def _split(values: Sequence[float]) -> tuple[float, int]:
-    """Return the largest scaled energy distance between the two parts of a series, and where they part."""
-    count = len(values)
-    across, left, right = 0.0, 0.0, sum(abs(a - b) for a, b in itertools.combinations(values, 2))
-    best = (-math.inf, 0)
-    for place in range(1, count):
-        # The value before `place` moves from the right part to the left one.
-        moved = values[place - 1]
-        to_left = sum(abs(moved - one) for one in values[: place - 1])
-        to_right = sum(abs(moved - one) for one in values[place:])
-        left, right, across = left + to_left, right - to_right, across - to_left + to_right
-        n, m = place, count - place
-        if min(n, m) >= _SHORTEST:
-            energy = 2 * across / (n * m) - 2 * left / (n * (n - 1)) - 2 * right / (m * (m - 1))
-            best = max(best, (n * m / count * energy, place))
-    return best

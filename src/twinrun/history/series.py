@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -14,7 +13,6 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import plural
-from twinrun.history.inference import LEAST_POINTS, REACH, change_points
 from twinrun.history.sides import side_of_record, versions
 from twinrun.planning.project import Project
 from twinrun.report.summary import standing_for
@@ -25,7 +23,13 @@ from twinrun.workloads.workload import MeasuredPoint
 
 # A sentence names no more than this; the JSON has all.
 NAMED = 5
-_RARE = 1e-3
+# Newest stacks that are looked at together: a small change of several shows in their mean.
+NEWEST = 4
+# Probability that chance marks a stack; the relative spread between stacks that is expected, and the
+# number of stacks that this expectation weighs as much as.
+RARE, BETWEEN, EXPECTED = 1e-3, 0.005, 6
+# Stacks that say what their spread is where none was run twice.
+LEAST = 4
 
 
 class StackPoint(Frozen):
@@ -152,7 +156,7 @@ def _series(project: Project, key: tuple[str, ...], samples: Sequence[StackSampl
     )
     noise, freedom = noise_of([point.values for point in points])
     recipe, metric = samples[0][0].plan.recipe, samples[0][4]
-    places = list(_changed_places(points, noise, freedom))
+    places = list(changed_places([one.values for one in points], noise))
     sides = list(stacks.values())
     return StackSeries(
         recipe=recipe,
@@ -195,19 +199,36 @@ def noise_of(groups: Iterable[Sequence[float]]) -> tuple[float | None, int]:
     return (math.sqrt(squares / freedom), freedom) if freedom else (None, 0)
 
 
-def _changed_places(
-    points: Sequence[StackPoint], noise: float | None, freedom: int
-) -> Iterable[tuple[int, str]]:
-    """Yield where the series changes by more than its noise, and what says so."""
-    if len(points) >= LEAST_POINTS:
-        yield from ((place, "E-divisive") for place in change_points([one.mean for one in points]))
-    elif noise is not None:
-        reach = max(REACH, float(stats.t.isf(_RARE / 2, freedom)))
-        for place, (before, after) in enumerate(itertools.pairwise(points), start=1):
-            runs = math.sqrt(1 / len(before.values) + 1 / len(after.values))
-            error = noise * abs(before.mean) * runs
-            if abs(after.mean - before.mean) > reach * error:
-                yield place, f"over {reach:.1f} standard errors"
+def changed_places(groups: Sequence[Sequence[float]], noise: float | None) -> Iterable[tuple[int, str]]:
+    """Yield where a series of stacks changes, and what says so.
+
+    The newest stacks, one to `NEWEST` of them, are held against those since the last change: a change is
+    what leaves Student's prediction interval of their mean. Its variance is that between the means of stacks
+    which no change parts; the noise of their runs is in it. Where repeats say what noise is, an expectation
+    of `BETWEEN` weighs as much as `EXPECTED` stacks; without repeats `LEAST` stacks have to say all of it.
+
+    Args:
+        groups: the values of each stack, in the order of their first runs.
+        noise: relative standard deviation of runs of one stack; None where no stack was run twice.
+    """
+    means = [statistics.fmean(runs) for runs in groups]
+    begin, settled, degrees = 0, 0.0, 0
+    if noise is not None:
+        runs = statistics.fmean(map(len, groups))
+        settled, degrees = EXPECTED * (BETWEEN**2 + noise**2 / runs), EXPECTED
+    for end in range(2, len(means) + 1):
+        for newest in range(1, min(NEWEST, end - begin - 1) + 1):
+            base, after = means[begin : end - newest], statistics.fmean(means[end - newest : end])
+            center, freedom = statistics.fmean(base), degrees + len(base) - 1
+            if freedom < LEAST - 1 or not center:
+                continue
+            squares = settled + sum((one / center - 1) ** 2 for one in base)
+            error = math.sqrt(squares / freedom * (1 / len(base) + 1 / newest))
+            reach = float(stats.t.isf(RARE / 2 / NEWEST, freedom)) * error
+            if abs(after / center - 1) > reach:
+                yield end - newest, f"beyond {reach:.1%}, the reach of the stacks before it"
+                begin, settled, degrees = end - newest, squares, freedom
+                break
 
 
 def _differences(project: Project, before: StackSample, after: StackSample) -> Iterable[str]:
