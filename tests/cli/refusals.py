@@ -10,6 +10,8 @@ from pathlib import Path
 from tests.commands import ROOT, invoke
 
 RECIPE = "recipes/mpt7b-scaling"
+# A port that the system keeps unused: whoever asks there is refused at once.
+CLOSED = "http://127.0.0.1:9"
 
 
 def copied_project(folder: Path) -> Path:

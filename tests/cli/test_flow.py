@@ -20,6 +20,7 @@ from twinrun.planning.project import Project
 from twinrun.protocol.job import OUT_OF_MEMORY
 from twinrun.results.finished_run import FinishedRun
 from twinrun.results.reading import read_record
+from twinrun.runs.prepared import prepare
 from twinrun.runs.progress import Display
 from twinrun.runs.run import execute
 from twinrun.runs.selection import Request, Selection, select
@@ -217,7 +218,7 @@ def test_a_smaller_microbatch_is_tried(trained: FlowSite) -> None:
     selection = with_microbatches(select(project, request), (16, 8))
     full = Play(status=1, log=torchrun_report(0, OUT_OF_MEMORY))
     trained.script.play = lambda job: full if job["microbatch"] > 8 else trained.play(job)
-    ended = execute(project, selection, out=trained.out, resume=False, display=Display())
+    ended = execute(prepare(project, selection, out=trained.out), display=Display())
     assert isinstance(ended, FinishedRun)
     (point,) = ended.record.points
     assert point.attempts == ("microbatch 16",)

@@ -18,7 +18,7 @@ from types import FrameType
 import pytest
 
 from tests.cli.bad_lines import lines, places
-from tests.cli.refusals import RECIPE, error_message, files_of, refused, replace, with_manifests
+from tests.cli.refusals import CLOSED, RECIPE, error_message, files_of, refused, replace, with_manifests
 from tests.commands import ROOT, environment, invoke, invoke_anew
 from twinrun import __version__
 from twinrun.machine.inventory import detect
@@ -26,8 +26,6 @@ from twinrun.machine.inventory import detect
 LAYOUTS = "recipes/deepspeed-pretrain"
 # The second line of its manifest.
 NAME = 'name = "mpt7b-scaling"\n'
-# A port that the system keeps unused: whoever asks there is refused at once.
-CLOSED = "http://127.0.0.1:9"
 
 
 @pytest.fixture

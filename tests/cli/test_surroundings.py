@@ -70,7 +70,7 @@ def test_no_password_of_a_remote_or_a_path_gets_into_what_a_run_leaves(
     (folder,) = trained.folders()
     said = capsys.readouterr()
     texts = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert trained.record().revision.commit
+    assert trained.record().record.revision.commit
     for name, text in texts.items():
         assert b"glpat-remote" not in text, name
     # What ranks read in the run folder has to name it; what is kept and sent does not.

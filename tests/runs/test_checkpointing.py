@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,13 +15,7 @@ from twinrun.foundation.errors import InputError, MachineError, TwinrunError
 from twinrun.planning.plan import Plan
 from twinrun.protocol.job import Checkpointing
 from twinrun.runs import checkpointing
-from twinrun.runs.checkpointing import (
-    check_legs,
-    checkpointing_of,
-    checkpoints_of_point,
-    reaches_store,
-    source_folder,
-)
+from twinrun.runs.checkpointing import checkpointing_of, resolved
 from twinrun.workloads import load_workload
 from twinrun.workloads.sweep import refuse
 from twinrun.workloads.workload import Hardware, PlanDescription
@@ -44,62 +39,45 @@ def saved(place: Path, changes: dict[str, str] | None = None) -> Path:
     return place
 
 
+def found(made: Plan, source: Path | None = None, *texts: str, resume: bool = False) -> Any:
+    asked = checkpointing_of(texts, workload=TRAINING, plan=made, source=str(source) if source else None)
+    return asked, resolved(asked, made, run=Path("run"), resume=resume)
+
+
 def check(source: Path, made: Plan | None = None) -> None:
-    made = made or legs(2)
-    check_legs(
-        checkpointing_of((), workload=TRAINING, plan=made, source=str(source)),
-        plan=made,
-        resume=False,
-    )
+    found(made or legs(2), source)
 
 
-def test_a_run_in_legs_is_one_of_points_that_go_on_from_each_other(tmp_path: Path) -> None:
-    made = legs()
-    asked = checkpointing_of((), workload=TRAINING, plan=made)
+def test_a_run_in_legs_is_one_of_points_that_go_on_from_each_other() -> None:
+    asked, points = found(legs())
     assert asked == Checkpointing(steps=60, mode="bounded")
-    found = {
-        point.id: checkpoints_of_point(
-            asked,
-            point=point.id,
-            continued=made.description.points[point.id].leg,
-            known=[one.id for one in made.points],
-            folder=Path("folder"),
-            inside=str,
-        )
-        for point in made.points
-    }
-    sources = {name: one and (one.place, one.source, one.begin) for name, one in found.items()}
-    assert sources == {
-        "devices=1": ("folder/devices=1", None, None),
-        "leg=1": ("folder/leg=1", None, 0),
-        "leg=2": ("folder/leg=2", "folder/leg=1", 20),
-        "leg=last": ("folder/leg=last", "folder/leg=2", 40),
+    assert {name: tuple(one) for name, one in points.items()} == {
+        "devices=1": ("run/checkpoints/devices=1", None, None),
+        "leg=1": ("run/checkpoints/leg=1", None, 0),
+        "leg=2": ("run/checkpoints/leg=2", "run/checkpoints/leg=1", 20),
+        "leg=last": ("run/checkpoints/leg=last", "run/checkpoints/leg=2", 40),
     }
 
 
-@pytest.mark.parametrize("engine", ["host", "docker"])
-def test_a_folder_of_another_run_is_seen_by_every_engine(tmp_path: Path, engine: str) -> None:
-    made = legs(2).model_copy(update={"engine": engine})
-    asked = checkpointing_of((), workload=TRAINING, plan=made, source=str(saved(tmp_path)))
-    assert (source_folder(asked), reaches_store(asked)) == (tmp_path, False)
-    (point,) = made.points
-    found = checkpoints_of_point(
-        asked,
-        point=point.id,
-        continued=made.description.points[point.id].leg,
-        known=[point.id],
-        folder=Path("run"),
-        inside=lambda path: f"seen/{path.name}",
-    )
-    assert found
-    assert (found.place, found.source, found.begin) == ("seen/leg=2", "seen/leg=1", 20)
+def test_ranks_see_the_folder_of_another_run(tmp_path: Path) -> None:
+    asked, points = found(legs(2), saved(tmp_path))
+    (one,) = points.values()
+    seen = one.seen(asked, lambda path: f"seen/{path.name}")
+    assert (seen.place, seen.source, seen.begin) == ("seen/leg=2", "seen/leg=1", 20)
+    assert not one.reaches_store
 
 
-@pytest.mark.parametrize(
-    "asked", [Checkpointing(steps=1, place="s3://bucket"), Checkpointing(steps=1, source="s3://bucket/one")]
-)
-def test_an_object_store_is_reached_and_not_mounted(asked: Checkpointing) -> None:
-    assert (source_folder(asked), reaches_store(asked)) == (None, True)
+@pytest.mark.parametrize("texts", [("steps=1", "place=s3://bucket"), ("steps=1", "source=s3://bucket/one")])
+def test_an_object_store_is_reached_and_not_mounted(
+    texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without boto3 here only the ranks ask the store.
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    made = plan("mpt7b-scaling", scale="smoke", gpu=None)
+    asked, points = found(made, None, *texts)
+    for one in points.values():
+        assert one.reaches_store
+        assert "s3://bucket" in str(one.seen(asked, lambda path: f"seen/{path.name}"))
 
 
 @pytest.mark.parametrize("inside", ["", "checkpoints", "checkpoints/leg=1"])
@@ -159,12 +137,11 @@ def test_half_a_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_a_leg_given_twice_overwrites_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A folder stands in for the object store.
     monkeypatch.setattr(checkpointing, "is_remote", lambda place, **_: place.startswith(str(tmp_path)))
-    made, place = legs(1), saved(tmp_path) / "checkpoints"
-    asked = checkpointing_of((f"place={place}",), workload=TRAINING, plan=made)
+    saved(tmp_path)
     with pytest.raises(InputError, match="leg 1 was run before; nothing is overwritten") as raised:
-        check_legs(asked, plan=made, resume=False)
+        found(legs(1), None, f"place={tmp_path}/checkpoints")
     assert raised.value.found == "a checkpoint after step 20"
-    check_legs(asked, plan=made, resume=True)
+    found(legs(1), None, f"place={tmp_path}/checkpoints", resume=True)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from pydantic import BaseModel
@@ -19,18 +18,15 @@ from pydantic import BaseModel
 from tests.execution.placements import PlacementStandIn
 from tests.goldens import check_golden, laid_out
 from twinrun.execution.container_engine import ContainerRenderer
-from twinrun.execution.engine import Renderer, Workspace
+from twinrun.execution.engine import NodeCommand, Renderer, Workspace
 from twinrun.execution.image_file import SifRenderer
 from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.launchers import Rendezvous, load_launcher
 from twinrun.execution.ranks import Launch, RankCommands
 from twinrun.execution.schedulers import load_scheduler
-from twinrun.execution.shell import RUN_FOLDER, set_run_folder, word
+from twinrun.execution.shell import RUN_FOLDER, set_run_folder, shell_line, word
 from twinrun.manifests.vendor import Vendor, load_vendors
-from twinrun.runs.launches import (
-    RenderedCommand,
-    rendered_commands,
-)
+from twinrun.runs.prepared import PASTED, prepare_line
 
 ROOT = Path(__file__).resolve().parents[2]
 # Of the other vendors it is told what differs.
@@ -60,9 +56,16 @@ class PlanJob(BaseModel):
     text: str = TRICKY
 
 
+class Rendered(NamedTuple):
+    """The command of a node, and the line that a shell there runs."""
+
+    command: NodeCommand
+    line: str
+
+
 def rendered(
     placement: PlacementStandIn, renderer: Renderer, workspace: Workspace
-) -> Mapping[str, tuple[RenderedCommand, ...]]:
+) -> dict[str, tuple[Rendered, ...]]:
     commands = RankCommands(
         renderer=renderer,
         launcher=load_launcher("torchrun"),
@@ -72,9 +75,10 @@ def rendered(
         variables={"TOLD": TRICKY},
     )
     job: Any = PlanJob(out=renderer.inside(workspace.run / "points" / placement.id))
-    return rendered_commands(
-        [Launch(placement=placement, script=workspace.root / "train.py", job=job)], commands
-    )
+    launch = Launch(placement=placement, script=workspace.root / "train.py", job=job)
+    nodes = commands.render(launch, attempt=PASTED)
+    lines = (f"{prepare_line(launch)} && {shell_line(one)}" for one in nodes)
+    return {placement.id: tuple(map(Rendered, nodes, lines))}
 
 
 def anywhere(root: Path) -> Workspace:
@@ -95,7 +99,13 @@ def two_nodes(engine: str, vendor: Vendor) -> str:
             program="apptainer", file=Path("/shared/stack.sif"), vendor=vendor, workspace=workspace
         )
     found = rendered(TWO_NODES, renderer, workspace)
-    shown = {point: [command.model_dump(mode="json") for command in nodes] for point, nodes in found.items()}
+    shown = {
+        point: [
+            {"arguments": list(one.arguments), "variables": one.variables, "line": line}
+            for one, line in nodes
+        ]
+        for point, nodes in found.items()
+    }
     return laid_out(shown) + "\n"
 
 

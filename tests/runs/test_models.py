@@ -18,9 +18,9 @@ from twinrun.checkpoints.hugging_face.model_folder import digest_of_folder
 from twinrun.checkpoints.hugging_face.tokenizer import BYTES
 from twinrun.checkpoints.safetensors import Entry, header_of
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.protocol.model_source import CheckpointModel, FolderModel, RepositoryModel
-from twinrun.runs.launches import commands_of
-from twinrun.runs.models import demand_model, fetch_model, model_folder, prepared_model
+from twinrun.protocol.model_source import CheckpointModel, FolderModel, ModelSource, RepositoryModel
+from twinrun.runs.models import demand_model, fetch_model, model_folder
+from twinrun.runs.prepared import prepare
 from twinrun.runs.selection import Request, select
 
 hub = test_download.hub
@@ -72,8 +72,8 @@ def test_a_repository_is_fetched_once_without_its_pickles(hub: Hub) -> None:
     assert whole == expected | {"endpoint": endpoint(hub)}
     asked = len(hub.asked)
     assert fetched(hub) == folder
-    demand_model(SOURCE, container=True)
-    assert prepared_model(SOURCE, say=print) == folder
+    demanded(SOURCE, container=True)
+    assert model_folder(SOURCE) == folder
     assert len(hub.asked) == asked
 
 
@@ -98,7 +98,7 @@ def test_a_commit_that_cannot_be_scored_is_refused_before_a_file_comes(
 
 def test_a_model_that_is_not_here_says_how_to_fetch_it() -> None:
     with pytest.raises(MachineError, match="not on this machine") as caught:
-        demand_model(SOURCE, container=False)
+        demanded(SOURCE, container=False)
     assert caught.value.hint == f"fetch it with `invoke data {NAME}`"
 
 
@@ -114,24 +114,28 @@ def test_a_file_that_was_changed_since_is_refused_with_both_digests(hub: Hub) ->
     whole = digest_of_folder(folder)
     (folder / "vocab.json").write_text('{"<|endoftext|>": 1}')
     with pytest.raises(InputError, match="the model has another digest") as caught:
-        demand_model(SOURCE, container=False)
+        demanded(SOURCE, container=False)
     assert (caught.value.found, caught.value.allowed) == (digest_of_folder(folder), whole)
+
+
+def demanded(source: ModelSource, *, container: bool) -> None:
+    demand_model(source, model_folder(source), container=container)
 
 
 def test_a_folder_is_held_against_its_digest(tmp_path: Path) -> None:
     folder = folder_at(tmp_path / "model")
     sha256 = digest_of_folder(folder)
-    demand_model(FolderModel(path=str(folder), sha256=None), container=True)
-    demand_model(FolderModel(path=str(folder), sha256=sha256), container=True)
+    demanded(FolderModel(path=str(folder), sha256=None), container=True)
+    demanded(FolderModel(path=str(folder), sha256=sha256), container=True)
     # What no model reads decides no score.
     (folder / "README.md").write_text("another text")
-    demand_model(FolderModel(path=str(folder), sha256=sha256), container=True)
+    demanded(FolderModel(path=str(folder), sha256=sha256), container=True)
     other = FolderModel(path=str(folder), sha256="0" * 64)
     with pytest.raises(InputError, match="another digest") as caught:
-        demand_model(other, container=True)
+        demanded(other, container=True)
     assert (caught.value.found, caught.value.allowed) == (sha256, "0" * 64)
     with pytest.raises(InputError, match="no such folder of a model"):
-        demand_model(FolderModel(path=str(folder / "no"), sha256=None), container=True)
+        demanded(FolderModel(path=str(folder / "no"), sha256=None), container=True)
 
 
 def test_links_out_of_a_folder_are_for_engines_without_containers(tmp_path: Path) -> None:
@@ -140,9 +144,9 @@ def test_links_out_of_a_folder_are_for_engines_without_containers(tmp_path: Path
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to(tmp_path / "blob")
     source = FolderModel(path=str(folder), sha256=None)
-    demand_model(source, container=False)
+    demanded(source, container=False)
     with pytest.raises(InputError, match="links lead out of the folder") as caught:
-        demand_model(source, container=True)
+        demanded(source, container=True)
     assert caught.value.found == ["model.safetensors"]
 
 
@@ -163,20 +167,20 @@ def checkpoint(place: Path, identity: dict[str, str] | None = None) -> Checkpoin
 
 def test_a_checkpoint_is_held_against_its_digest_before_it_is_read(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "saved", {"tokenizer": BYTES})
-    demand_model(source, container=True)
+    demanded(source, container=True)
     with pytest.raises(InputError, match="the checkpoint has another digest") as caught:
-        demand_model(source.model_copy(update={"sha256": "0" * 64}), container=True)
+        demanded(source.model_copy(update={"sha256": "0" * 64}), container=True)
     assert (caught.value.found, caught.value.allowed) == (source.sha256, "0" * 64)
     with pytest.raises(InputError, match="no such checkpoint") as caught:
-        demand_model(source.model_copy(update={"step": 21}), container=True)
+        demanded(source.model_copy(update={"step": 21}), container=True)
     assert (caught.value.found, caught.value.allowed) == ("step-00000021", [20])
     with pytest.raises(InputError, match="no such folder of checkpoints"):
-        demand_model(source.model_copy(update={"place": str(tmp_path / "no")}), container=True)
+        demanded(source.model_copy(update={"place": str(tmp_path / "no")}), container=True)
 
 
 def test_a_checkpoint_whose_tokenizer_is_not_here_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="tokenizer of this checkpoint is not on this machine") as caught:
-        demand_model(checkpoint(tmp_path / "saved", {"tokenizer": "1" * 64}), container=True)
+        demanded(checkpoint(tmp_path / "saved", {"tokenizer": "1" * 64}), container=True)
     assert caught.value.found == "1" * 64
 
 
@@ -192,5 +196,5 @@ def test_a_printed_plan_has_the_line_that_brings_the_model(model: str, line: str
     asked = Request(
         recipe="mpt-chinchilla", vendor="cpu", engine="host", settings=(f"model={model}",), dry=True
     )
-    found = commands_of(PROJECT, select(PROJECT, asked))["prepare_data"]
+    found = prepare(PROJECT, select(PROJECT, asked), dry=True).printed()["prepare_data"]
     assert found is None if line is None else str(found).startswith(line)

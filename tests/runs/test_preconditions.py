@@ -12,7 +12,7 @@ import pytest
 from tests.cli.refusals import CLOSED, RECIPE, error_message, refused, with_manifests
 from tests.commands import environment, invoke
 from twinrun.machine.memory import kills_for_memory, processor_memory
-from twinrun.runs.preconditions import demand_loopback
+from twinrun.runs.prepared import demand_loopback
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOKE = ("run", RECIPE, "--vendor", "cpu", "--engine", "host", "--scale", "smoke")

@@ -25,7 +25,7 @@ from twinrun.protocol.evaluation import EvaluationJob, GivenModel, ModelScores
 from twinrun.protocol.job import Checkpointing
 from twinrun.protocol.model_source import CheckpointModel
 from twinrun.protocol.models.mpt import MptShape
-from twinrun.runs.models import demand_model, prepared_model
+from twinrun.runs.models import demand_model, model_folder, prepared_model
 from twinrun.train.corpus import Origin, write_corpus
 from twinrun.train.evaluation import evaluate
 from twinrun.train.scoring import subject
@@ -236,9 +236,11 @@ def test_a_checkpoint_scores_as_the_run_that_saved_it(
         source = CheckpointModel(
             place=str(tmp_path / "run" / "checkpoints"), step=own.step, sha256=own.checkpoint_sha256
         )
-        demand_model(source, container=True)
+        folder = model_folder(source)
+        demand_model(source, folder, container=True)
+        prepared_model(source, folder=folder, say=print)
         given = GivenModel(
-            folder=str(prepared_model(source, say=print)),
+            folder=str(folder),
             step=own.step,
             checkpoint_sha256=own.checkpoint_sha256,
         )

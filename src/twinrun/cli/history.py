@@ -28,7 +28,7 @@ from twinrun.history.sides import BisectSide, side_of
 from twinrun.history.state_runs import KEPT, RunQuestion, StateRunner
 from twinrun.planning.project import Project
 from twinrun.report.tables import View
-from twinrun.runs.preconditions import demand_room
+from twinrun.runs.prepared import demand_room
 from twinrun.runs.selection import Request, Selection, select
 
 StoppableResult = TypeVar("StoppableResult")

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twinrun.foundation.errors import TwinrunError
 from twinrun.foundation.text import GIB, duration, number, plain, plural
 from twinrun.planning.project import Project
 from twinrun.results.outlook import outlook
-from twinrun.runs.launches import commands_of
-from twinrun.runs.preconditions import demand_devices, demand_ready, demand_site
-from twinrun.runs.selection import ASKED, Selection, demand_runnable
+from twinrun.runs.prepared import Prepared
+from twinrun.runs.selection import ASKED, Selection
 from twinrun.workloads.workload import Point
 
 # With the run folder and a first point, the first screen of a run is ten lines.
@@ -43,34 +39,24 @@ def choice_lines(selection: Selection) -> Iterator[str]:
     yield from last
 
 
-def warnings(
-    project: Project, selection: Selection, *, out: Path, detach: bool, seconds: float | None
-) -> Iterator[str]:
-    """Yield what stands against a plan that is only printed: all that a run would refuse before it starts."""
-    if seconds is not None:
-        yield f"about {duration(seconds)} on a processor: the run starts only with --yes"
-    ready, site = partial(demand_ready, project, out=out), partial(demand_site, detach=detach)
-    for demand in (demand_devices, site, demand_runnable, ready):
-        try:
-            demand(selection)
-        except TwinrunError as error:
-            yield f"a run would be refused here: {f'{error}'.removeprefix('error: ')}"
-
-
-def everything(project: Project, selection: Selection) -> dict[str, object]:
-    """Return the plan, the choices, and every command with its variables."""
-    plan = selection.plan
+def everything(prepared: Prepared) -> dict[str, object]:
+    """Return the plan, the choices, what stands against it, and every command with its variables."""
+    plan, selection = prepared.plan, prepared.selection
     return {
         "plan_sha256": plan.sha256(),
         "plan": plan.model_dump(mode="json"),
         "choices": [choice.model_dump() for choice in selection.choices],
-        "claims": [one.model_dump() for one in outlook(plan, project)],
-        **commands_of(project, selection),
+        "claims": [one.model_dump() for one in outlook(plan, prepared.project)],
+        "folders": {name: str(folder) for name, folder in prepared.folders.items()},
+        "checkpoints": {name: one._asdict() for name, one in prepared.checkpoints.items()},
+        "refusals": [str(one) for one in prepared.refusals],
+        **prepared.printed(),
     }
 
 
-def page(project: Project, selection: Selection) -> RenderableType:
+def page(prepared: Prepared) -> RenderableType:
     """Return what was chosen, the points, how the run differs, and what starts the first point's ranks."""
+    selection = prepared.selection
     recipe = selection.recipe.recipe
     chosen = _plain_table("chosen", "", "because")
     for choice in selection.choices:
@@ -79,8 +65,8 @@ def page(project: Project, selection: Selection) -> RenderableType:
     parts += [Text(""), _points(selection), *_unsaid(selection)]
     if selection.differences:
         parts += [Text(""), _differences(selection)]
-    parts += [Text(""), _claims(project, selection)]
-    parts += [Text(""), Text(_starts(project, selection), overflow="fold"), Text("")]
+    parts += [Text(""), _claims(prepared.project, selection)]
+    parts += [Text(""), Text(_starts(prepared), overflow="fold"), Text("")]
     parts.append(
         Text("Nothing was started. --dry --json prints the whole plan, with lines to paste into a shell.")
     )
@@ -139,9 +125,9 @@ def _differences(selection: Selection) -> Table:
     return table
 
 
-def _starts(project: Project, selection: Selection) -> str:
+def _starts(prepared: Prepared) -> str:
     """Return what is given to the scheduler, or started on the first node, for the first point."""
-    rendered, point = commands_of(project, selection), selection.plan.points[0].id
+    rendered, point = prepared.printed(), prepared.plan.points[0].id
     scripts, commands = rendered.get("scripts"), rendered.get("commands")
     if isinstance(scripts, dict):
         return f"The scheduler gets for {point}:\n{scripts[point]['script']}"

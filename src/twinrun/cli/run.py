@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from rich.console import Group
 
 from twinrun.cli.console import LONG_SECONDS, Shown, agreed, tell
-from twinrun.cli.plan_page import choice_lines, everything, page, warnings
+from twinrun.cli.plan_page import choice_lines, everything, page
 from twinrun.foundation.cache import project_root, runs_folder
 from twinrun.foundation.errors import InputError, RunInterruptedError
 from twinrun.foundation.text import duration
@@ -17,7 +17,7 @@ from twinrun.planning.project import Project
 from twinrun.results.finished_run import FinishedRun
 from twinrun.runs.data import acquire
 from twinrun.runs.models import fetch_model
-from twinrun.runs.preconditions import demand_devices, demand_ready, demand_site
+from twinrun.runs.prepared import prepare
 from twinrun.runs.progress import Display
 from twinrun.runs.selection import Request, select
 
@@ -84,17 +84,15 @@ def run(
     selection = select(project, request)
     seconds = sum(point.seconds or 0.0 for point in selection.plan.points)
     long = seconds > LONG_SECONDS and not (selection.plan.gpu or selection.accelerator)
+    prepared = prepare(project, selection, out=folder, resume=resume, detach=detach, dry=dry)
     if dry:
-        for line in warnings(
-            project, selection, out=folder, detach=detach, seconds=seconds if long else None
-        ):
-            tell(f"warning   {line}")
-        return Shown(view=lambda: page(project, selection), data=lambda: everything(project, selection))
-    demand_devices(selection)
+        if long:
+            tell(f"warning   about {duration(seconds)} on a processor: the run starts only with --yes")
+        for one in prepared.refusals:
+            tell(f"warning   a run would be refused here: {str(one).removeprefix('error: ')}")
+        return Shown(view=lambda: page(prepared), data=lambda: everything(prepared))
     for line in choice_lines(selection):
         tell(line)
-    demand_site(selection, detach=detach)
-    demand_ready(project, selection, out=folder)
     if long and not yes:
         agreed(
             f"about {duration(seconds)} on a processor, estimated",
@@ -105,7 +103,7 @@ def run(
     from twinrun.runs.run import execute
 
     with Display() as display:
-        finished = execute(project, selection, out=folder, resume=resume, display=display, detach=detach)
+        finished = execute(prepared, display=display, detach=detach)
     if isinstance(finished, Path):
         from twinrun.cli.sites import pending
 

@@ -21,7 +21,7 @@ from twinrun.images.command import (
 )
 from twinrun.images.lock import check as check_locks
 from twinrun.images.lock import exit_code, refresh, stack_names
-from twinrun.runs.preconditions import demand_room
+from twinrun.runs.prepared import demand_room
 
 
 def build(

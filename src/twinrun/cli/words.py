@@ -7,7 +7,9 @@ import math
 import tomllib
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any, get_args
 
 import cyclopts
@@ -64,8 +66,9 @@ def _folders(place: str) -> list[str]:
     return [one.name for one in (project_root() / place).iterdir() if one.is_dir()]
 
 
-def _parts(package: str) -> list[str]:
-    return [one.stem for one in (Path(__file__).parents[1] / "execution" / package).glob("[a-z]*.py")]
+def _module(name: str) -> Any:
+    """Return a module of execution, which only completion imports."""
+    return import_module(f"twinrun.execution.{name}")
 
 
 def _sites() -> list[str]:
@@ -87,9 +90,9 @@ _KNOWN: dict[str, Callable[[], list[str]]] = {
     "--stack": partial(_folders, "images/stacks"),
     "--vendor": partial(_folders, "images/vendors"),
     "--gpu": _cards,
-    "--engine": partial(_parts, "engines"),
-    "--launcher": partial(_parts, "launchers"),
-    "--scheduler": partial(_parts, "schedulers"),
+    "--engine": lambda: [*_module("engines").ENGINES],
+    "--launcher": lambda: [*_module("launchers").LAUNCHERS],
+    "--scheduler": lambda: [one.name for one in iter_modules(_module("schedulers").__path__)],
     "--cluster": _sites,
     "SITE": _sites,
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from twinrun.checkpoints import store_at
 from twinrun.checkpoints.s3 import is_remote
@@ -97,84 +99,52 @@ def _check_source(plan: Plan, legs: Sequence[LegSteps], source: str | None) -> N
         )
 
 
-def source_folder(asked: Checkpointing | None) -> Path | None:
-    """Return the folder of another run that the ranks go on from; None for none, or one in a store."""
-    return Path(asked.source) if asked and asked.source and not is_remote(asked.source) else None
+class PointCheckpoints(NamedTuple):
+    """Where a point saves and what it goes on from, as this machine sees both."""
+
+    place: str
+    source: str | None = None
+    begin: int | None = None
+    """Step that the point goes on after."""
+
+    @property
+    def reaches_store(self) -> bool:
+        """Whether ranks talk to an object store."""
+        return any(is_remote(one) for one in (self.place, self.source) if one)
+
+    def seen(self, asked: Checkpointing, inside: Callable[[Path], str]) -> Checkpointing:
+        """Return what the ranks are told, who see a folder as `inside` says."""
+        place, source = (one and (one if is_remote(one) else inside(Path(one))) for one in self[:2])
+        return asked.model_copy(update={"place": place, "source": source, "begin": self.begin})
 
 
-def reaches_store(asked: Checkpointing | None) -> bool:
-    """Say whether ranks with these checkpoints talk to an object store."""
-    return asked is not None and any(is_remote(one) for one in (asked.place, asked.source) if one)
-
-
-def _place_of(asked: Checkpointing, point: str) -> str | None:
-    """Return where a point saves, None where no place was asked for."""
-    return f"{asked.place.rstrip('/')}/{point}" if asked.place else None
-
-
-def checkpoints_of_point(
-    asked: Checkpointing | None,
-    *,
-    point: str,
-    continued: LegSteps | None,
-    known: Collection[str],
-    folder: Path,
-    inside: Callable[[Path], str],
-) -> Checkpointing | None:
-    """Return where one point saves and goes on from.
+def resolved(
+    asked: Checkpointing | None, plan: Plan, *, run: Path, resume: bool
+) -> dict[str, PointCheckpoints]:
+    """Return the checkpoints of each point, once what lies at their places was held against the plan.
 
     Args:
-        known: points of the run, a leg goes on from one of them or from the source that was asked for.
-        folder: of the run's checkpoints, where no other place is asked for.
-        inside: says how the ranks see a folder.
-    """
-    if asked is None:
-        return None
-
-    def place_of(name: str) -> str:
-        return _place_of(asked, name) or inside(folder / name)
-
-    if continued and continued.previous is not None and continued.previous in known:
-        source: str | None = place_of(continued.previous)
-    else:
-        source = _left_by_another(asked.source, continued, inside)
-    begin = continued.begin if continued else None
-    return asked.model_copy(update={"place": place_of(point), "source": source, "begin": begin})
-
-
-def _left_by_another(
-    source: str | None, continued: LegSteps | None, inside: Callable[[Path], str]
-) -> str | None:
-    """Return the place of another run's checkpoints as the ranks see it; the first leg needs none."""
-    if source is None or (continued and continued.previous is None):
-        return None
-    place = inside_of(source, continued) if continued else source
-    return place if is_remote(place) else inside(Path(place))
-
-
-def inside_of(source: str, continued: LegSteps) -> str:
-    """Return the place of the leg before inside a run folder, a place of several points, or as it is."""
-    base = source.rstrip("/")
-    for place in (f"{base}/checkpoints/{continued.previous}", f"{base}/{continued.previous}"):
-        if store_at(place).steps():
-            return place
-    return base
-
-
-def check_legs(asked: Checkpointing | None, *, plan: Plan, resume: bool) -> None:
-    """Hold the legs of a plan against what lies at their places, before anything is started.
+        run: folder of the run, in which points save where no other place is asked for.
 
     Raises:
-        InputError: the leg was run before, or what it should go on from is no checkpoint, of another run, or
+        InputError: a leg was run before, or what it should go on from is no checkpoint, of another run, or
             after another step.
     """
-    described = plan.description
+    if asked is None:
+        return {}
+    if asked.source and not is_remote(asked.source) and not Path(asked.source).is_dir():
+        raise InputError("no such folder", place=FROM, found=asked.source, hint="name a run folder")
+    for remote in (asked.place, asked.source):
+        # Without boto3 here only the ranks can ask, where the stack has it.
+        if remote and is_remote(remote) and importlib.util.find_spec("boto3"):
+            store_at(remote).steps()
+    found, known = dict[str, PointCheckpoints](), {point.id for point in plan.points}
     for point in plan.points:
-        leg = described.points[point.id].leg
-        if asked is None or leg is None:
-            continue
-        place = _place_of(asked, point.id)
-        if place and not resume and (steps := store_at(place).steps()):
+        leg, source = plan.description.points[point.id].leg, asked.source
+        place = (
+            f"{asked.place.rstrip('/')}/{point.id}" if asked.place else str(run / "checkpoints" / point.id)
+        )
+        if leg and asked.place and not resume and (steps := store_at(place).steps()):
             raise InputError(
                 f"leg {leg.number} was run before; nothing is overwritten",
                 place=place,
@@ -182,17 +152,30 @@ def check_legs(asked: Checkpointing | None, *, plan: Plan, resume: bool) -> None
                 allowed="an empty place",
                 hint="choose another place, run the leg after it, or go on with --resume",
             )
-        if leg.previous and leg.previous not in {one.id for one in plan.points} and asked.source:
-            _check_continuation(inside_of(asked.source, leg), leg, described.identity)
+        if leg and leg.previous is None:
+            source = None
+        elif leg and leg.previous in known:
+            source = found[leg.previous].place
+        elif leg and source:
+            source = _inside_of(source, leg)
+            _check_continuation(source, leg, plan.description.identity)
+        found[point.id] = PointCheckpoints(place, source, leg.begin if leg else None)
+    return found
+
+
+def _inside_of(source: str, leg: LegSteps) -> str:
+    """Return the place of the leg before inside a run folder, a place of several points, or as it is."""
+    base = source.rstrip("/")
+    places = (f"{base}/checkpoints/{leg.previous}", f"{base}/{leg.previous}")
+    return next((place for place in places if store_at(place).steps()), base)
 
 
 def demand_signatures(
-    root: Path, asked: Checkpointing | None, *, plan: Plan, run: Path, signed: bool
+    root: Path, asked: Checkpointing | None, found: Mapping[str, PointCheckpoints], *, signed: bool
 ) -> None:
     """Hold the checkpoints that a run goes on from against their signatures, where those are demanded.
 
     Args:
-        run: folder of the run, in which its points save where no other place is asked for.
         signed: an option demands them; the file of signers may too.
 
     Raises:
@@ -202,14 +185,11 @@ def demand_signatures(
         if signed:
             raise InputError("nothing here goes on from a checkpoint", place="--require-signature")
         return
-    known = {one.id for one in plan.points}
-    for point in plan.points:
-        own = _place_of(asked, point.id) or str(run / "checkpoints" / point.id)
-        demand_signed_checkpoint(store_at(own), step=None, root=root)
-        leg = plan.description.points[point.id].leg
-        if asked.source and not (leg and (leg.previous is None or leg.previous in known)):
-            place = inside_of(asked.source, leg) if leg else asked.source
-            demand_signed_checkpoint(store_at(place), step=leg.begin if leg else None, root=root)
+    own = {one.place for one in found.values()}
+    for one in found.values():
+        demand_signed_checkpoint(store_at(one.place), step=None, root=root)
+        if one.source and one.source not in own:
+            demand_signed_checkpoint(store_at(one.source), step=one.begin, root=root)
 
 
 def _check_continuation(source: str, leg: LegSteps, identity: Mapping[str, str]) -> None:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import re
-import signal
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import FrameType
 from typing import Literal
 
 from huggingface_hub import HfApi, hf_hub_download, hf_hub_url
@@ -31,10 +27,6 @@ from twinrun.protocol.evaluation import PackageSource
 LISTING = "files.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _OF_CONNECTION = (ConnectionError, TimeoutError)
-# Seconds for a list of files; of a file, seconds before its first byte, and the slowest bytes in a second.
-LISTING_SECONDS, FIRST_BYTE_SECONDS, SLOWEST = 120.0, 120.0, 50_000
-# How often a file is asked for while the connection breaks.
-_TRIES = 3
 _KEPT = "whole files that have come are kept: the same command goes on from there"
 
 
@@ -144,7 +136,7 @@ def listed(source: RepositoryCommit, patterns: Sequence[str], *, folder: Path) -
         raise InputError("not an address of the web", place=found, allowed="http:// or https://")
     api = HfApi(endpoint=source.endpoint, token=source.token)
     parent = str(PurePosixPath(patterns[0]).parent).removeprefix(".")
-    with _transfer(f"{source.server}/{source.name}"), _limited(LISTING_SECONDS):
+    with _transfer(f"{source.server}/{source.name}"):
         files = [
             RemoteFile(path=file.path, size=file.size, digest=file.lfs.sha256 if file.lfs else file.blob_id)
             for file in api.list_repo_tree(
@@ -171,10 +163,18 @@ def _fetch_file(source: RepositoryCommit, file: RemoteFile, folder: Path) -> Non
         revision=source.revision,
         endpoint=source.endpoint,
     )
-    seconds = FIRST_BYTE_SECONDS + file.size / SLOWEST
-    with _transfer(address, target), _limited(seconds, folder=folder, most=file.size):
+    with _transfer(address, target):
         target.unlink(missing_ok=True)
-        _ask_until_whole(source, file, folder)
+        # `snapshot_download` lists the repository again, reports no single file and checks sizes alone.
+        hf_hub_download(
+            source.name,
+            file.path,
+            repo_type=source.kind,
+            revision=source.revision,
+            endpoint=source.endpoint,
+            token=source.token,
+            local_dir=folder,
+        )
     if not is_intact(target, file):
         target.unlink()
         raise MachineError(
@@ -185,91 +185,12 @@ def _fetch_file(source: RepositoryCommit, file: RemoteFile, folder: Path) -> Non
         )
 
 
-def _ask_until_whole(source: RepositoryCommit, file: RemoteFile, folder: Path) -> None:
-    """Ask for a file again where the connection breaks; no part of one is left where that does not help.
-
-    Releases of the library before 1.0 take a part up in the next call, later ones within a call. A server
-    without ranges sends the file from its start, which is right when no part is there.
-    """
-    for tries_left in reversed(range(_TRIES)):
-        try:
-            # `snapshot_download` lists the repository again, reports no single file and checks sizes alone.
-            hf_hub_download(
-                source.name,
-                file.path,
-                repo_type=source.kind,
-                revision=source.revision,
-                endpoint=source.endpoint,
-                token=source.token,
-                local_dir=folder,
-            )
-        except _LimitError:
-            _remove_parts(folder)
-            raise
-        except (OSError, HTTPError) as error:
-            broke = _is_of_connection(error) and tries_left
-            if tries_left < _TRIES - 1 or not broke:
-                _remove_parts(folder)
-            if not broke:
-                raise
-        else:
-            return
-
-
-class _LimitError(Exception):
-    """A server took longer, or sent more, than what was asked of it can need."""
-
-
-@contextlib.contextmanager
-def _limited(seconds: float, *, folder: Path | None = None, most: int = 0) -> Iterator[None]:
-    """Raise _LimitError where the block lasts longer, or leaves more than `most` bytes of a part in `folder`.
-
-    The library has a limit for each read, but none for a list, nor for a server that sends a byte now and
-    then. A signal ends what it waits for; only the main thread gets any.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    end = time.monotonic() + seconds
-
-    def look(_number: int, _frame: FrameType | None) -> None:
-        parts = (folder / ".cache").rglob("*.incomplete") if folder else ()
-        if any(part.stat().st_size > most for part in parts if part.is_file()):
-            raise _LimitError(f"more than the {most} bytes that the file has")
-        if time.monotonic() > end:
-            raise _LimitError(f"not done after {seconds:.0f} s")
-
-    handler = signal.signal(signal.SIGALRM, look)
-    timer = signal.setitimer(signal.ITIMER_REAL, min(1.0, seconds), min(1.0, seconds))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-        signal.signal(signal.SIGALRM, handler)
-
-
-def _is_of_connection(error: Exception) -> bool:
-    """Tell a connection that broke from an answer of the server and from a refusal of the disk."""
-    answered = getattr(error, "response", None) is not None
-    of_system = isinstance(error, OSError) and error.errno and not isinstance(error, _OF_CONNECTION)
-    return not answered and not of_system
-
-
-def _remove_parts(folder: Path) -> None:
-    for part in (folder / ".cache").rglob("*.incomplete"):
-        part.unlink(missing_ok=True)
-
-
 @contextlib.contextmanager
 def _transfer(address: str, target: Path | None = None) -> Iterator[None]:
     """Turn what the server, the connection or the disk refuses into a MachineError."""
     address = redacted(address)
     try:
         yield
-    except _LimitError as error:
-        raise MachineError(
-            "the server was given up", place=address, found=str(error), hint=f"try another server; {_KEPT}"
-        ) from None
     except (OSError, HTTPError) as error:
         # Errors of the system have a number; those of the HTTP libraries have none.
         if target and isinstance(error, OSError) and error.errno and not isinstance(error, _OF_CONNECTION):

@@ -87,7 +87,7 @@ def fetch_model(text: str, *, endpoint: str | None, say: Callable[[str], None]) 
     return folder
 
 
-def demand_model(source: ModelSource, *, container: bool) -> None:
+def demand_model(source: ModelSource, folder: Path, *, container: bool) -> None:
     """Look at a model before time is spent on it.
 
     Args:
@@ -99,34 +99,31 @@ def demand_model(source: ModelSource, *, container: bool) -> None:
     """
     match source:
         case RepositoryModel():
-            _demand_fetched(source)
+            _demand_fetched(source, folder)
         case FolderModel():
-            _demand_folder(source, container=container)
+            _demand_folder(source, folder, container=container)
         case CheckpointModel():
-            _demand_checkpoint(source)
+            _demand_checkpoint(source, folder)
 
 
-def prepared_model(source: ModelSource, *, say: Callable[[str], None]) -> Path:
-    """Return the folder from which ranks load a model; a checkpoint is converted once.
+def prepared_model(source: ModelSource, *, folder: Path, say: Callable[[str], None]) -> None:
+    """See that ranks find a model in its folder: a checkpoint is converted once.
 
     Raises:
         DamagedError: the checkpoint is not what was written.
         InputError: it is another one, or transformers has no class for it.
     """
-    folder = model_folder(source)
     if not isinstance(source, CheckpointModel):
-        return folder
+        return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_name(f".{folder.name}.lock")):
         if not folder.is_dir():
-            _demand_checkpoint(source)
+            _demand_checkpoint(source, folder)
             say(f"converting step {source.step}, once: {folder}")
             write_folder(store_at(_place(source)), source.step, folder)
-    return folder
 
 
-def _demand_fetched(source: RepositoryModel) -> None:
-    folder = model_folder(source)
+def _demand_fetched(source: RepositoryModel, folder: Path) -> None:
     if not (folder / INDEX).is_file():
         raise MachineError(
             "this model is not on this machine",
@@ -137,8 +134,7 @@ def _demand_fetched(source: RepositoryModel) -> None:
     digest_of_folder(folder, allowed=load_json(folder / INDEX, FetchedModel).sha256)
 
 
-def _demand_folder(source: FolderModel, *, container: bool) -> None:
-    folder = model_folder(source)
+def _demand_folder(source: FolderModel, folder: Path, *, container: bool) -> None:
     files = model_files(folder)
     if source.sha256 is not None:
         digest_of_folder(folder, allowed=source.sha256)
@@ -152,8 +148,8 @@ def _demand_folder(source: FolderModel, *, container: bool) -> None:
         )
 
 
-def _demand_checkpoint(source: CheckpointModel) -> None:
-    if model_folder(source).is_dir():
+def _demand_checkpoint(source: CheckpointModel, folder: Path) -> None:
+    if folder.is_dir():
         # Named by its digest, and whole.
         return
     place = _place(source)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from twinrun.foundation.cache import runs_folder
 from twinrun.foundation.errors import InputError
 from twinrun.manifests.cluster import load_site
 from twinrun.planning.project import Project
-from twinrun.runs.launches import rank_commands, workspace_of
+from twinrun.runs.prepared import prepare
 from twinrun.runs.selection import Request, Selection, select
 
 
@@ -25,21 +23,17 @@ def qualified(
         InputError: no such site, no recipe has a stack for it, or the key does not sign.
         MachineError: the engine cannot start there.
     """
-    selection = _selection(project, site, engine)
+    prepared = prepare(project, _selection(project, site, engine), out=runs_folder(project.root))
+    selection, run = prepared.selection, prepared.run
     assert selection.site is not None
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-    run = runs_folder(project.root).absolute() / "qualification" / f"{stamp}-{uuid.uuid4().hex[:4]}"
     run.mkdir(parents=True)
-    workspace = workspace_of(project, selection, run)
-    workspace.data.mkdir(parents=True, exist_ok=True)
+    prepared.workspace.data.mkdir(parents=True, exist_ok=True)
     opened = selection.engine.open_engine(
-        stack=selection.stack, vendor=selection.vendor, workspace=workspace, say=say
+        stack=selection.stack, vendor=selection.vendor, workspace=prepared.workspace, say=say
     )
-    commands = rank_commands(
-        selection, renderer=opened, workspace=workspace, variables={"NCCL_DEBUG": "INFO"}
-    )
-    gpus = selection.accelerator
-    return qualify(selection.site, engine=opened, commands=commands, accelerator=gpus, key=key)
+    told = prepared.opened(opened, folders={}, variables={"NCCL_DEBUG": "INFO"})
+    accelerator = selection.accelerator
+    return qualify(selection.site, engine=opened, commands=told.commands, accelerator=accelerator, key=key)
 
 
 def _selection(project: Project, site: str, engine: str | None) -> Selection:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import errno
 import os
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from twinrun import __version__
 from twinrun.execution.engine import Engine
-from twinrun.execution.environment import inspect, lock_differences, revision, steering_variables
+from twinrun.execution.environment import (
+    demand_packages,
+    inspect,
+    lock_differences,
+    revision,
+    steering_variables,
+)
 from twinrun.execution.kernels import PROCESSOR, kernel_variables
 from twinrun.execution.ranks import METRICS, Ranks
 from twinrun.foundation.cache import prune_bytecode
 from twinrun.foundation.errors import InputError, RunInterruptedError
-from twinrun.foundation.files import real, sha256_of_file, write_atomically
+from twinrun.foundation.files import sha256_of_file, write_atomically
 from twinrun.foundation.locks import locked
 from twinrun.machine.architecture import architectures_needed
 from twinrun.planning.plan import Plan
@@ -27,11 +31,10 @@ from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judge import judged
 from twinrun.results.judged import measured_points
 from twinrun.results.record import Environment, Record, write_record
-from twinrun.runs.checkpointing import check_legs, demand_signatures
+from twinrun.runs.checkpointing import demand_signatures
 from twinrun.runs.data import prepared_data, take_documents
-from twinrun.runs.launches import rank_commands, shared_settings, workspace_of
 from twinrun.runs.models import prepared_model
-from twinrun.runs.preconditions import demand_interpreter
+from twinrun.runs.prepared import Prepared
 from twinrun.runs.progress import Display
 from twinrun.runs.selection import Selection
 from twinrun.runs.sweep import PointOutcome, SweepRun, finished
@@ -41,33 +44,33 @@ LOCK = ".lock"
 NAMED_FILES = 20
 
 
-def execute(
-    project: Project,
-    selection: Selection,
-    *,
-    out: Path | None,
-    resume: bool,
-    display: Display,
-    detach: bool = False,
-) -> FinishedRun | Path:
-    """Run the plan and return the finished run, judged; or the run folder where its jobs go on.
+def execute(prepared: Prepared, *, display: Display, detach: bool = False) -> FinishedRun | Path:
+    """Run what was prepared and return the finished run, judged; or the folder where its jobs go on.
 
     Args:
         detach: submit and return, unless all has ended that was submitted before.
 
     Raises:
         MachineError, RunError: see their classes.
-        Interrupted: Ctrl-C; what is finished stays and `--resume` goes on.
+        RunInterruptedError: Ctrl-C; what is finished stays and `--resume` goes on.
     """
-    plan = selection.plan
-    check_legs(selection.checkpointing, plan=plan, resume=resume)
+    plan, run, project, selection = prepared.plan, prepared.run, prepared.project, prepared.selection
     prune_bytecode()
-    with _run_folder(project.root, plan, out=out, resume=resume) as run:
-        demand_signatures(project.root, selection.checkpointing, plan=plan, run=run, signed=selection.signed)
+    _make(run)
+    busy = InputError(
+        "another process is running this run",
+        place=str(run),
+        found="another process holds its lock",
+        hint="wait until it ends, or leave --resume out to start one beside it",
+    )
+    with locked(run / LOCK, busy=busy):
+        demand_signatures(
+            project.root, selection.checkpointing, prepared.checkpoints, signed=selection.signed
+        )
         write_atomically(run / "plan.json", plan.model_dump_json(indent=1) + "\n")
         display.say(f"run folder: {run}")
         try:
-            record = _measure(project, selection, run, display, detach=detach)
+            record = _measure(prepared, display, detach=detach)
         except KeyboardInterrupt:
             done = len(finished(run, plan, workload=selection.workload))
             raise RunInterruptedError(
@@ -81,50 +84,54 @@ def execute(
     return FinishedRun(record=judged(record, project), folder=run, file=run / "record.json")
 
 
-def _measure(
-    project: Project, selection: Selection, run: Path, display: Display, *, detach: bool
-) -> Record | None:
-    workspace = workspace_of(project, selection, run)
+def _make(run: Path) -> None:
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        found = str(run.parent)
+        raise InputError("a link leads to itself", place="--out", found=found, allowed="a folder") from None
+
+
+def _measure(prepared: Prepared, display: Display, *, detach: bool) -> Record | None:
+    """Open the engine, prepare what ranks read, run the points, and return the record of all of them."""
+    project, selection, workspace = prepared.project, prepared.selection, prepared.workspace
     workspace.data.mkdir(parents=True, exist_ok=True)
     engine = selection.engine.open_engine(
         stack=selection.stack, vendor=selection.vendor, workspace=workspace, say=display.say
     )
-    demand_interpreter(project, selection, engine)
+    _demand_interpreter(prepared, engine)
     changed = _changed_files(engine, display)
     installed = inspect(engine)
     kernels = kernel_variables(workspace, archs=_archs(project, selection), engine=engine, say=display.say)
-    commands = rank_commands(selection, renderer=engine, workspace=workspace, variables=kernels)
-    data, documents = (
-        prepared_data(
+    described = selection.description
+    folders = {
+        name: prepared_data(
             request,
             recipe=selection.recipe.folder,
             python=installed.python,
             engine=engine,
             workspace=workspace,
-            log=run / "log" / "data.log",
+            log=prepared.run / "log" / "data.log",
             say=display.say,
         )
+        for name, request in (("data", described.data), ("documents", described.documents))
         if request
-        else None
-        for request in (selection.description.data, selection.description.documents)
-    )
-    if given := selection.description.given_documents:
+    }
+    if given := described.given_documents:
         take_documents(given)
-    if model := selection.description.model:
-        prepared_model(model, say=display.say)
-    sweep = SweepRun(
-        selection=selection,
-        ranks=Ranks(engine=engine, commands=commands),
-        workspace=workspace,
-        shared=shared_settings(selection, run=run, data=data, documents=documents, inside=engine.inside),
-        display=display,
-    )
+    if model := described.model:
+        prepared_model(model, folder=prepared.folders["model"], say=display.say)
+    opened = prepared.opened(engine, folders=folders, variables=kernels)
+    sweep = SweepRun(prepared=opened, ranks=Ranks(engine=engine, commands=opened.commands), display=display)
     done = sweep.submit() if detach else sweep.finish()
-    if len(done) < len(selection.plan.points):
+    if len(done) < len(prepared.plan.points):
         return None
-    measured = measured_points(selection.plan, tuple(one.point for one in done), selection.gpu)
+    measured = measured_points(prepared.plan, tuple(one.point for one in done), selection.gpu)
     if not any(one.measurements or one.checks for one in measured):
-        raise InputError("nothing was measured", place=str(run), hint="no point has what --set left")
+        hint = "no point has what --set left"
+        raise InputError("nothing was measured", place=str(prepared.run), hint=hint)
     site = selection.site
     environment = Environment(
         lock_differences=lock_differences(installed, selection.stack, project.root),
@@ -132,7 +139,23 @@ def _measure(
         image_digest=engine.image_digest,
         variables=steering_variables(os.environ | (site.site.environment if site else {})),
     )
-    return _record(project, selection.plan, run, done, environment)
+    return _record(project, prepared.plan, prepared.run, done, environment)
+
+
+def _demand_interpreter(prepared: Prepared, engine: Engine) -> None:
+    """Raise MachineError where the opened engine lacks a package that ranks import when they start.
+
+    An image was checked when it was built.
+    """
+    selection = prepared.selection
+    if selection.engine.RUNS_IMAGES:
+        return
+    script, source = prepared.script, prepared.project.root / "src"
+    modules = [*selection.description.modules, *([script] if isinstance(script, str) else [])]
+    stems = [source / name.replace(".", "/") for name in modules]
+    files = [stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py") for stem in stems]
+    own = [script] if isinstance(script, Path) else []
+    demand_packages(engine, [*own, *files], name=prepared.plan.engine)
 
 
 def _changed_files(engine: Engine, display: Display) -> dict[str, str]:
@@ -184,56 +207,3 @@ def _allocation(allocations: Sequence[Allocation]) -> Allocation:
     nodes = dict.fromkeys(node for one in allocations for node in one.nodes)
     reports = {host: report for one in allocations for host, report in one.reports.items()}
     return allocations[-1].model_copy(update={"nodes": tuple(nodes), "reports": reports})
-
-
-@contextlib.contextmanager
-def _run_folder(root: Path, plan: Plan, *, out: Path | None, resume: bool) -> Iterator[Path]:
-    """Yield the folder of the run, which is nobody else's until it ends.
-
-    Raises:
-        InputError: nothing to resume, or the run that would be resumed is alive.
-        MachineError: the file system has no locks.
-    """
-    base = real(out or root / "runs") / plan.recipe
-    run = _unfinished(base, plan) if resume else _fresh(base, plan)
-    busy = InputError(
-        "another process is running this run",
-        place=str(run),
-        found="another process holds its lock",
-        hint="wait until it ends, or leave --resume out to start one beside it",
-    )
-    with locked(run / LOCK, busy=busy):
-        yield run
-
-
-def _fresh(base: Path, plan: Plan) -> Path:
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-    # Runs of one plan may start in the same second, also on machines that share the folder.
-    run = base / f"{stamp}-{plan.sha256()[:8]}-{uuid.uuid4().hex[:4]}"
-    try:
-        run.mkdir(parents=True)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise InputError(
-            "a link leads to itself", place="--out", found=str(base), allowed="a folder"
-        ) from None
-    return run
-
-
-def _unfinished(base: Path, plan: Plan) -> Path:
-    mark = plan.sha256()[:8]
-    found = [
-        folder
-        for folder in sorted(base.glob(f"*-{mark}-*"))
-        if (folder / "plan.json").is_file() and not (folder / "record.json").exists()
-    ]
-    if not found:
-        raise InputError(
-            "no unfinished run of this plan",
-            place=str(base),
-            found=f"plan {mark}",
-            hint="leave --resume out to start one; a changed option or file makes another plan,"
-            " and so do nodes that have gone down: --set nodes=... names the points",
-        )
-    return found[-1]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinrun.execution.engine import Workspace, point_folder
+from twinrun.execution.engine import point_folder
 from twinrun.execution.pending import Pending, pending_of
-from twinrun.execution.ranks import Launch, LaunchResult, Ranks, rank_reports
+from twinrun.execution.ranks import LaunchResult, Ranks, rank_reports
 from twinrun.foundation.errors import InputError, MachineError, RunError, require_equal
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
@@ -17,10 +17,9 @@ from twinrun.protocol.allocation import Allocation
 from twinrun.protocol.job import Result
 from twinrun.protocol.sniff import FILE, WINDOW, Sniff, alarms
 from twinrun.results.judged import measured_points
-from twinrun.runs.launches import launch_of
+from twinrun.runs.prepared import Prepared
 from twinrun.runs.progress import Display
-from twinrun.runs.selection import Selection
-from twinrun.workloads.workload import MeasuredPoint, Point, PointRecord, Run, Workload
+from twinrun.workloads.workload import MeasuredPoint, Point, PointRecord, Workload
 
 
 class PointOutcome(Frozen):
@@ -63,11 +62,8 @@ class Nose:
 class SweepRun:
     """Runs the points of one plan that are not finished yet."""
 
-    selection: Selection
+    prepared: Prepared
     ranks: Ranks
-    workspace: Workspace
-    shared: Run
-    """What the jobs of all points share."""
     display: Display
 
     def finish(self) -> list[PointOutcome]:
@@ -77,8 +73,8 @@ class SweepRun:
             MachineError: no attempt fits into the memory of a device.
             RunError: a rank failed; names it and shows the end of its log.
         """
-        plan = self.selection.plan
-        done = finished(self.workspace.run, plan, workload=self.selection.workload)
+        plan = self.prepared.selection.plan
+        done = finished(self.prepared.run, plan, workload=self.prepared.selection.workload)
         self.display.expect(len(plan.points), done=len(done))
         left = [point for point in plan.points if point.id not in done]
         for name in done:
@@ -94,21 +90,21 @@ class SweepRun:
 
         A leg waits until the one before it is collected. Raises as `finish` does.
         """
-        plan, described = self.selection.plan, self.selection.description.points
-        done = finished(self.workspace.run, plan, workload=self.selection.workload)
+        plan, described = self.prepared.selection.plan, self.prepared.selection.description.points
+        done = finished(self.prepared.run, plan, workload=self.prepared.selection.workload)
         for point in plan.points:
-            leg, waiting = described[point.id].leg, pending_of(self.workspace.run, point.id)
+            leg, waiting = described[point.id].leg, pending_of(self.prepared.run, point.id)
             if point.id in done or (leg and leg.previous and leg.previous not in done):
                 continue
             if waiting is None:
-                self.ranks.begin(self._launch(point, 0), place=0)
+                self.ranks.begin(self.prepared.launch(point, 0), place=0)
             elif not self.ranks.goes_on(waiting) and (outcome := self._measure(point, detach=True)):
                 done[point.id] = self._kept(outcome)
         return [done[point.id] for point in plan.points if point.id in done]
 
     def _kept(self, outcome: PointOutcome) -> PointOutcome:
         text = outcome.model_dump_json(indent=1) + "\n"
-        write_atomically(_file(self.workspace.run, outcome.point.id), text)
+        write_atomically(_file(self.prepared.run, outcome.point.id), text)
         self.display.point_done()
         return outcome
 
@@ -118,25 +114,25 @@ class SweepRun:
         Args:
             detach: submit another attempt where one was too large, and return None.
         """
-        plan, workload = self.selection.plan, self.selection.workload
-        names = self.selection.description.points[point.id].attempts
-        waiting = pending_of(self.workspace.run, point.id)
+        plan, workload = self.prepared.selection.plan, self.prepared.selection.workload
+        names = self.prepared.selection.description.points[point.id].attempts
+        waiting = pending_of(self.prepared.run, point.id)
         for place, name in list(enumerate(names))[waiting.place if waiting else 0 :]:
             if detach and waiting is None:
-                self.ranks.begin(self._launch(point, place), place=place)
+                self.ranks.begin(self.prepared.launch(point, place), place=place)
                 return None
             launched = self._start(point, place, name, waiting)
             waiting = None
             if launched:
-                result = _result(self.workspace.run, point, workload.result)
+                result = _result(self.prepared.run, point, workload.result)
                 sent = PointRecord(
                     id=point.id,
                     hosts=launched.allocation.nodes,
                     attempts=names[:place],
-                    slow=tuple(Nose(point_folder(self.workspace.run, point.id)).new()),
+                    slow=tuple(Nose(point_folder(self.prepared.run, point.id)).new()),
                     result=result,
                 )
-                (measured,) = measured_points(plan, (sent,), self.selection.gpu)
+                (measured,) = measured_points(plan, (sent,), self.prepared.selection.gpu)
                 self.display.end(point.id, status=summary(measured, workload.headline))
                 return PointOutcome(plan_sha256=plan.sha256(), point=sent, allocation=launched.allocation)
             self.display.end(point.id, status=f"{name}: out of memory")
@@ -148,15 +144,15 @@ class SweepRun:
         )
 
     def _start(self, point: Point, place: int, name: str, waiting: Pending | None) -> LaunchResult | None:
-        workload = self.selection.workload
+        workload = self.prepared.selection.workload
         started = f"goes on with job {waiting.handle}" if waiting else "starting"
         self.display.begin(
             point.id,
-            steps=self.selection.description.points[point.id].steps,
+            steps=self.prepared.selection.description.points[point.id].steps,
             status=f"{started} {point.world_size} rank(s), {name}",
         )
 
-        nose = Nose(point_folder(self.workspace.run, point.id))
+        nose = Nose(point_folder(self.prepared.run, point.id))
 
         def show(line: bytes) -> None:
             self.display.step(point.id, workload.progress(line))
@@ -165,17 +161,7 @@ class SweepRun:
 
         if waiting:
             return self.ranks.collect(point, waiting, show=show)
-        return self.ranks.run(self._launch(point, place), place=place, show=show)
-
-    def _launch(self, point: Point, place: int) -> Launch:
-        return launch_of(
-            self.selection,
-            point,
-            attempt=place,
-            shared=self.shared,
-            workspace=self.workspace,
-            inside=self.ranks.inside,
-        )
+        return self.ranks.run(self.prepared.launch(point, place), place=place, show=show)
 
 
 def finished(run: Path, plan: Plan, *, workload: Workload) -> dict[str, PointOutcome]:
