@@ -15,7 +15,7 @@ from twinrun.images.command import (
     BuildRequest,
     plan_lines,
     plan_request,
-    result_table,
+    result_lines,
     run_build,
     write_context,
 )
@@ -73,7 +73,7 @@ def build(
         except KeyboardInterrupt:
             hint = "the same command goes on after the last step that ended"
             raise RunInterruptedError("stopped", place=plan.image, hint=hint) from None
-    return Shown(view=lambda: result_table(result), data=lambda: result.model_dump(mode="json"))
+    return Shown(view=lambda: "\n".join(result_lines(result)), data=lambda: result.model_dump(mode="json"))
 
 
 def lock(

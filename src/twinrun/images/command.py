@@ -7,10 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Group
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
 from twinrun.foundation.errors import InputError, require_equal
 from twinrun.foundation.files import demand_absent, demand_replaceable, sha256_of_file
@@ -173,14 +170,10 @@ def plan_lines(plan: BuildPlan) -> list[str]:
     ]
 
 
-def result_table(result: BuildResult) -> Group:
-    """Return the layers of an image, and where it is."""
-    table = Table("layer", "digest", box=None)
-    for name, digest in result.built.layers.items():
-        table.add_row(name, digest.removeprefix("sha256:")[:12])
+def result_lines(result: BuildResult) -> list[str]:
+    """Return the image with its layers, and where it is."""
     built = result.built
+    layers = [f"{name:9} {digest.removeprefix('sha256:')[:12]}" for name, digest in built.layers.items()]
     lines = [f"{built.image}  {built.id}{'' if built.fresh else '  (nothing had changed)'}"]
-    lines.append(f"log, manifest and contents: {result.folder}")
-    lines += [f"pushed: {result.pushed}"] if result.pushed else []
-    lines += [f"saved: {result.saved}"] if result.saved else []
-    return Group(table, *(Text(line, overflow="fold") for line in lines))
+    places = {"log and contents": result.folder, "pushed": result.pushed, "saved": result.saved}
+    return [*layers, *lines, *(f"{name}: {place}" for name, place in places.items() if place)]

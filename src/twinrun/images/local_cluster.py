@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import secrets
-import shutil
 import string
 import subprocess
 import sys
@@ -16,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from twinrun.execution.container import LABEL
 from twinrun.foundation.cache import cache_root
@@ -26,14 +23,8 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.processes import tool_output
 from twinrun.images.apt_archive import KEYRING, address, own_mirror
 from twinrun.images.root_filesystem import mmdebstrap
-from twinrun.machine import daemon
-from twinrun.machine.daemon import daemon_errors
 from twinrun.machine.inventory import processor
 from twinrun.manifests.cluster import FILE, local_folder
-
-if TYPE_CHECKING:
-    from docker import DockerClient
-    from docker.models.containers import Container
 
 NAME = "twinrun-cluster"
 MOST_NODES = 32
@@ -67,50 +58,73 @@ def up(
         MachineError: no engine answers, it refuses, or the nodes are not idle within a minute.
     """
     if not 1 <= nodes <= MOST_NODES:
-        raise InputError(
-            "no such number of nodes", place="--nodes", found=nodes, allowed=f"1 to {MOST_NODES}"
-        )
+        message, allowed = "no such number of nodes", f"1 to {MOST_NODES}"
+        raise InputError(message, place="--nodes", found=nodes, allowed=allowed)
     if absent := next((folder for folder in mounts if not folder.is_dir()), None):
         raise InputError("no such folder", place="--mount", found=str(absent))
-    with contextlib.closing(daemon.connect()) as client:
-        image = _ensure_image(client, root, say=say)
-        _remove(client)
-        shared = tuple(dict.fromkeys((root.resolve(), (root / "runs").resolve(), cache_root(), *mounts)))
-        for folder in shared:
-            folder.mkdir(parents=True, exist_ok=True)
-        files = local_folder() / "files"
-        recipe, cores = root.resolve() / "images/cluster", max(2, len(os.sched_getaffinity(0)))
-        for file in (recipe / "etc").iterdir():
-            text = file.read_text(encoding="utf-8").format(nodes=nodes, cores=cores)
-            files.mkdir(parents=True, exist_ok=True)
-            write_atomically(files / file.name, text)
-        _write_key(files / "munge.key")
-        told = {path: (str(path), "rw") for path in shared}
-        told |= {path: (str(path), "ro") for path in interpreter_paths()}
-        told |= {files: ("/twinrun", "ro"), recipe: ("/cluster", "ro")}
-        volumes = [f"{path}:{place}:{mode}" for path, (place, mode) in told.items()]
-        _compose("up", "--detach", text=_compose_text(recipe, image, volumes, nodes=nodes))
-        _wait(client, nodes, say)
-        exec_ = ["docker", "exec", "--user", f"{os.getuid()}:{os.getgid()}", f"{NAME}-{_CONTROLLER}"]
-        site = (recipe / "site.toml.in").read_text(encoding="utf-8")
-        folders = json.dumps(list(map(str, shared)))
-        values = {"vendor": processor(root), "shared": folders, "client": json.dumps(exec_)}
-        write_atomically(local_folder() / FILE, site.format(nodes=nodes, cores=cores, **values))
-        return _status(client)
+    image = _ensure_image(root, say=say)
+    down()
+    shared = tuple(dict.fromkeys((root.resolve(), (root / "runs").resolve(), cache_root(), *mounts)))
+    files = local_folder() / "files"
+    for folder in (*shared, files):
+        folder.mkdir(parents=True, exist_ok=True)
+    recipe, cores = root.resolve() / "images/cluster", max(2, len(os.sched_getaffinity(0)))
+    for file in (recipe / "etc").iterdir():
+        text = file.read_text(encoding="utf-8").format(nodes=nodes, cores=cores)
+        write_atomically(files / file.name, text)
+    _write_key(files / "munge.key")
+    volumes = [f"{path}:{path}:rw" for path in shared] + [f"{one}:{one}:ro" for one in interpreter_paths()]
+    volumes += [f"{files}:/twinrun:ro", f"{recipe}:/cluster:ro"]
+    write_atomically(_file(), _compose_text(recipe, image, volumes, nodes=nodes))
+    _compose("up", "--detach")
+    _wait(nodes, say)
+    client = ["docker", "exec", "--user", f"{os.getuid()}:{os.getgid()}", f"{NAME}-{_CONTROLLER}"]
+    site = (recipe / "site.toml.in").read_text(encoding="utf-8")
+    values = {"vendor": processor(root), "shared": json.dumps(list(map(str, shared)))}
+    text = site.format(nodes=nodes, cores=cores, client=json.dumps(client), **values)
+    write_atomically(local_folder() / FILE, text)
+    return status()
 
 
 def status() -> tuple[NodeStatus, ...]:
     """Return the containers of the cluster, none where it is down; raises MachineError."""
-    with contextlib.closing(daemon.connect()) as client:
-        return _status(client)
+    listed = _docker("exec", f"{NAME}-{_CONTROLLER}", "sinfo", "--noheader", "--Node", "--format=%N %T")
+    slurm = dict(line.split() for line in listed.splitlines() if line.count(" ") == 1)
+    states = _states()
+    names = [name for name in (_CONTROLLER, *sorted(states.keys() - {_CONTROLLER})) if name in states]
+    # The node that is out of service has no container.
+    names += [_DRAINED] if _DRAINED in slurm else []
+    said = {_CONTROLLER: "answers" if slurm else "silent"} | slurm
+    return tuple(
+        NodeStatus(name=name, container=states.get(name, "none"), slurm=said.get(name, "unknown"))
+        for name in names
+    )
 
 
 def down() -> int:
     """Remove the cluster and return how many containers it had; raises MachineError."""
-    with contextlib.closing(daemon.connect()) as client:
-        count = _remove(client)
+    count = len(_states())
+    if _file().is_file():
+        _compose("down", "--volumes", "--timeout", "1")
+        _file().unlink()
     (local_folder() / FILE).unlink(missing_ok=True)
     return count
+
+
+def _file() -> Path:
+    return local_folder() / "compose.yaml"
+
+
+def _states() -> dict[str, str]:
+    """Return the state of each container by its node; raises MachineError where no engine answers."""
+    question = ("--filter", f"label={LABEL}=cluster", "--format", "{{.Names}} {{.State}}")
+    listed = tool_output(
+        ["docker", "ps", "--all", *question],
+        failure="the engine does not say which containers there are",
+        place="docker ps",
+        absent="install a container engine",
+    )
+    return {name.removeprefix(f"{NAME}-"): state for name, state in map(str.split, listed.splitlines())}
 
 
 def node_names(nodes: int) -> tuple[str, ...]:
@@ -118,12 +132,12 @@ def node_names(nodes: int) -> tuple[str, ...]:
     return tuple(f"worker{number}" for number in range(1, nodes + 1))
 
 
-def _ensure_image(client: DockerClient, root: Path, *, say: Callable[[str], None]) -> str:
+def _ensure_image(root: Path, *, say: Callable[[str], None]) -> str:
     """Return the image of the containers, named after its packages and made where the engine has none."""
     listed = (root / "images/cluster/packages.txt").read_text(encoding="utf-8")
     tag = f"{_SUITE}-{hashlib.sha256(listed.encode()).hexdigest()[:12]}"
     name, packages = f"twinrun/cluster:{tag}", listed.split()
-    if daemon.find_image(client, name) is None:
+    if not _docker("image", "inspect", name):
         say(f"making {name} of {len(packages)} Debian packages and what they need, once")
         with tempfile.TemporaryDirectory(prefix="twinrun-cluster-") as folder:
             tar = Path(folder) / "root.tar"
@@ -160,19 +174,13 @@ def _compose_text(recipe: Path, image: str, volumes: list[str], *, nodes: int) -
     return template.substitute(told) + "".join(workers)
 
 
-def _compose(*words: str, text: str | None = None) -> None:
+def _compose(*words: str) -> None:
     """Run Docker's compose on the cluster's file; raises MachineError."""
-    file = local_folder() / "compose.yaml"
-    if text is not None:
-        write_atomically(file, text)
-    plugin = (
-        subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
-    )
-    program = ["docker", "compose"] if plugin else [shutil.which("docker-compose") or "docker-compose"]
+    program = ["docker", "compose"] if _docker("compose", "version") else ["docker-compose"]
     tool_output(
-        [*program, "--project-name", NAME, "--file", str(file), *words],
+        [*program, "--project-name", NAME, "--file", str(_file()), *words],
         failure="the engine cannot run a cluster",
-        place=str(file),
+        place=str(_file()),
         absent="install docker-compose, or Docker's plugin of that name",
     )
 
@@ -193,18 +201,16 @@ def interpreter_paths() -> tuple[Path, ...]:
     return tuple(dict.fromkeys((*parts, *dynamic, *environment)))
 
 
-def _wait(client: DockerClient, nodes: int, say: Callable[[str], None]) -> None:
+def _wait(nodes: int, say: Callable[[str], None]) -> None:
     """Wait until every node can take a job; raises MachineError with what the containers print."""
     say(f"waiting for {nodes} nodes")
     deadline = time.monotonic() + _READY_SECONDS
-    while True:
-        found = {one.name: one.slurm for one in _status(client)}
-        if all(found.get(name) == "idle" for name in node_names(nodes)):
-            return
-        stopped = [one for one in _containers(client) if one.status != "running"]
+    while not {one.name for one in status() if one.slurm == "idle"} >= set(node_names(nodes)):
+        states = _states()
+        stopped = [name for name, state in states.items() if state != "running"]
         if stopped or time.monotonic() > deadline:
-            names = [str(one.name) for one in stopped or _containers(client)]
-            logs = [f"{one}: {_docker('logs', '--tail', '1', one).strip()}" for one in names]
+            names = [f"{NAME}-{name}" for name in stopped or states]
+            logs = [f"{name}: {_docker('logs', '--tail', '1', name).strip()}" for name in names]
             hint = f"`docker logs {NAME}-{_CONTROLLER}` has the rest; `invoke cluster down` removes it"
             raise MachineError("the cluster does not start", place=NAME, found="\n".join(logs), hint=hint)
         time.sleep(0.5)
@@ -216,33 +222,3 @@ def _docker(*words: str) -> str:
         ["docker", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     return "" if done.returncode else done.stdout
-
-
-def _status(client: DockerClient) -> tuple[NodeStatus, ...]:
-    listed = _docker("exec", f"{NAME}-{_CONTROLLER}", "sinfo", "--noheader", "--Node", "--format=%N %T")
-    slurm = dict(line.split() for line in listed.splitlines() if len(line.split()) == 2)
-    states = {str(one.name).removeprefix(f"{NAME}-"): one.status for one in _containers(client)}
-    found = [
-        NodeStatus(name=name, container=state, slurm=slurm.get(name, "unknown"))
-        for name, state in states.items()
-        if name != _CONTROLLER
-    ]
-    if _CONTROLLER in states:
-        said = "answers" if slurm else "silent"
-        found.insert(0, NodeStatus(name=_CONTROLLER, container=states[_CONTROLLER], slurm=said))
-    if _DRAINED in slurm:
-        found.append(NodeStatus(name=_DRAINED, container="none", slurm=slurm[_DRAINED]))
-    return tuple(found)
-
-
-@daemon_errors("a cluster")
-def _containers(client: DockerClient) -> list[Container]:
-    found = client.containers.list(all=True, filters={"label": f"{LABEL}=cluster"})
-    return sorted(found, key=lambda one: str(one.name))
-
-
-def _remove(client: DockerClient) -> int:
-    count = len(_containers(client))
-    if (local_folder() / "compose.yaml").is_file():
-        _compose("down", "--volumes", "--timeout", "1")
-    return count
