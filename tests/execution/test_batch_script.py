@@ -61,7 +61,7 @@ ATTACKS = (
 )
 # Stand-ins for what the script calls: they print what they are given, and start the body once.
 FAKES = """
-scontrol() { echo node1; }
+scontrol() { echo localhost; }
 squeue() { echo RUNNING; }
 srun() { while [[ $1 != bash ]]; do shift; done; SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0 "$@"; }
 mpirun() { while [[ $1 != bash ]]; do shift; done; OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_LOCAL_RANK=0 "$@"; }
@@ -166,7 +166,7 @@ def test_every_kind_of_part_is_in_the_table() -> None:
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_thousand_nodes_need_no_more_lines_than_two(launcher: str) -> None:
     many = script(launcher, placement=PlacementStandIn(id="nodes=1024", nodes=1024, devices_per_node=8))
-    assert len(many.splitlines()) == len(script(launcher).splitlines()) < 50
+    assert len(many.splitlines()) == len(script(launcher).splitlines()) < 52
     assert len(many) < 4000
 
 
@@ -212,6 +212,20 @@ def test_each_node_says_which_image_it_has(
         assert '--hostname "$TWINRUN_FIRST_NODE" ' in script("torchrun", placement=alone, engine="docker")
     else:
         assert "no such image" in done.stderr
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_node_that_cannot_name_the_first_says_so_at_once(launcher: str, tmp_path: Path) -> None:
+    made = script(launcher, root=tmp_path, run=tmp_path / "run", python="/bin/true")
+    logs = tmp_path / "run" / "log" / "nodes=2"
+    logs.mkdir(parents=True)
+    fakes = FAKES.replace("echo localhost", "echo no-such-node.invalid")
+    done = subprocess.run(
+        ["bash"], input=fakes + made, text=True, capture_output=True, check=False, timeout=60
+    )
+    assert done.returncode == 96
+    said = done.stderr + "".join(file.read_text(encoding="utf-8") for file in logs.rglob("*.log"))
+    assert "does not know the name no-such-node.invalid" in said
 
 
 payloads = st.builds(

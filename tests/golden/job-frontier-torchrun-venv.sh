@@ -24,6 +24,7 @@ set_up 'module load craype-accel-amd-gfx90a'
 start() {
   export TWINRUN_NODE="$SLURM_NODEID"
   cd /shared/project
+  getent ahosts "$TWINRUN_FIRST_NODE" > /dev/null || { echo "twinrun: $HOSTNAME does not know the name $TWINRUN_FIRST_NODE" >&2; exit 96; }
   export GLOO_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
   export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
   export PYTHONPATH=/shared/project/src

@@ -22,6 +22,7 @@ ulimit -l unlimited || true
 start() {
   export TWINRUN_NODE="$SLURM_NODEID"
   cd /shared/project
+  getent ahosts "$TWINRUN_FIRST_NODE" > /dev/null || { echo "twinrun: $HOSTNAME does not know the name $TWINRUN_FIRST_NODE" >&2; exit 96; }
   export GLOO_SOCKET_IFNAME=ibp24s0
   export NCCL_SOCKET_IFNAME=ibp24s0
   export PYTHONDONTWRITEBYTECODE=1

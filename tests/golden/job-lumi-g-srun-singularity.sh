@@ -28,6 +28,7 @@ start() {
   mkdir -p /shared/run/log/nodes=2/node-"$TWINRUN_NODE"/"$TWINRUN_LOCAL_RANK"
   exec > /shared/run/log/nodes=2/node-"$TWINRUN_NODE"/"$TWINRUN_LOCAL_RANK"/stdout.log 2> /shared/run/log/nodes=2/node-"$TWINRUN_NODE"/"$TWINRUN_LOCAL_RANK"/stderr.log
   cd /shared/project
+  getent ahosts "$TWINRUN_FIRST_NODE" > /dev/null || { echo "twinrun: $HOSTNAME does not know the name $TWINRUN_FIRST_NODE" >&2; exit 96; }
   export GLOO_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
   export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
   export SINGULARITYENV_PYTHONDONTWRITEBYTECODE=1

@@ -17,6 +17,7 @@ export RUN TWINRUN_FIRST_NODE TWINRUN_PORT
 start() {
   export TWINRUN_NODE="$node"
   cd /shared/project
+  getent ahosts "$TWINRUN_FIRST_NODE" > /dev/null || { echo "twinrun: $HOSTNAME does not know the name $TWINRUN_FIRST_NODE" >&2; exit 96; }
   export PYTHONPATH=/shared/project/src
   export PYTHONPYCACHEPREFIX=/shared/cache/bytecode
   export PYTHONDONTWRITEBYTECODE=''

@@ -16,6 +16,8 @@ from twinrun.manifests.cluster import LoadedSite
 SCRIPT, STATUS_FILE, LOG = "job.sh", "status", "launcher.log"
 # Exit status of a job whose set-up line failed, and of `set_up` in its script.
 SET_UP_FAILED = 97
+# Exit status of a node that cannot resolve the name of the first.
+NAME_UNKNOWN = 96
 HOSTS = "TWINRUN_HOSTS"
 # Left to the shell, in every word of the script; the plan has no other way to reach it.
 _NAMES = ("RUN", HOSTS, shell.FIRST_NODE, shell.NODE, shell.RANK, shell.LOCAL_RANK, shell.PORT)
@@ -113,6 +115,10 @@ class JobScript:
             yield f"mkdir -p {folder}"
             yield f"exec > {folder}/stdout.log 2> {folder}/stderr.log"
         yield f"cd {self.word(str(command.folder))}"
+        if task.nodes > 1:
+            # Ranks would wait for a peer that they cannot name until they give up, minutes later.
+            unknown = f'echo "twinrun: $HOSTNAME does not know the name ${shell.FIRST_NODE}" >&2'
+            yield f'getent ahosts "${shell.FIRST_NODE}" > /dev/null || {{ {unknown}; exit {NAME_UNKNOWN}; }}'
         interfaces = ",".join(self.site.site.interfaces)
         chosen = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interfaces) if interfaces else {}
         yield from self._exports({**(chosen if task.nodes > 1 else {}), **command.variables})
