@@ -402,7 +402,7 @@ def test_a_relative_root_loses_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
     ("signers", "rate", "why"),
     [
         (("signed by ada", "signed by bob"), 496.0, "agrees within both spreads"),
-        (("signed by ada", "signed by bob"), 430.0, "and there"),
+        (("signed by ada", "signed by bob"), 460.0, "and there"),
         (("signed by ada", "signed by ada"), 496.0, "a second signer confirms"),
         (("signed by ada", "unsigned"), 496.0, "both must be signed"),
     ],
