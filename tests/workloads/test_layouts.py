@@ -11,7 +11,7 @@ from tests.checkouts import checkout
 from tests.records import PROJECT, hardware, plan
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.planning.project import Project
-from twinrun.protocol.layout import FEATURES, Layout, refused_pair
+from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import SharedWork
 from twinrun.workloads.training.numbers import state_bytes, traffic
 
@@ -168,17 +168,6 @@ def test_formulas_are_those_of_the_paper() -> None:
 def test_experts_are_split_over_the_ranks_that_have_the_same_ones() -> None:
     held = state_bytes(Layout(zero=1, experts=2), facts(100, 4, experts=300, expert_ranks=2), "bf16")
     assert held == (100 * (2 + 12 / 4) + 300 * (2 + 12 / 2)) / 400
-
-
-def test_pairs_that_deepspeed_refuses() -> None:
-    refused = {
-        (one, other) for one in FEATURES for other in FEATURES if one < other and refused_pair(one, other)
-    }
-    assert {("ZeRO-2", "pipeline"), ("ZeRO-3", "pipeline"), ("ZeRO-3", "experts")} <= refused
-    # What this project does not offer is nothing that DeepSpeed refuses.
-    assert all(refused_pair("offload", other) is None for other in ("pipeline", "experts", "ZeRO-1"))
-    assert refused_pair("ZeRO-1", "pipeline") is None
-    assert all(refused_pair(one, other) == refused_pair(other, one) for one in FEATURES for other in FEATURES)
 
 
 def test_a_device_of_139_gib_holds_what_the_budget_says() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -119,24 +119,3 @@ def _not_offered(layout: Layout) -> Iterator[Refusal]:
         yield "experts", "nothing", "experts are trained here with data parallelism and ZeRO-0 to 2 alone"
     if layout.replicas > 1 and layout.offload != "none":
         yield "offload", "none", "stages and cut matrices keep their optimizer on the device here"
-
-
-def refused_pair(one: str, other: str) -> str | None:
-    """Return why DeepSpeed refuses two of `FEATURES` together, None where it does not."""
-    if one == other or (one.startswith("ZeRO") and other.startswith("ZeRO")):
-        return None
-    both = _with(_with(Layout(), one), other)
-    return next((reason for _, _, reason in _by_deepspeed(both)), None)
-
-
-def _with(layout: Layout, feature: str) -> Layout:
-    if feature.startswith("ZeRO"):
-        return layout.model_copy(update={"zero": int(feature[-1])})
-    # Offloading needs a stage: the least, unless the other feature names one.
-    added: dict[str, dict[str, Any]] = {
-        "offload": {"offload": "optimizer", "zero": layout.zero or 1},
-        "pipeline": {"pipeline": 2},
-        "tensor": {"tensor": 2},
-        "experts": {"experts": 1},
-    }
-    return layout.model_copy(update=added[feature])

@@ -81,7 +81,6 @@ def write_recipe_report(
         records=records,
         opening=next(filter(summary.decided, standing), standing[0] if standing else None),
         pages=pages,
-        hardware_tables=drawn.tables,
         between=between,
         pictures=_pictures(drawn),
         ways=ways_to_run(recipe, project),

@@ -85,10 +85,8 @@ class View:
 
 
 def run_tables(run: FinishedRun) -> Group:
-    """Return the measured numbers of a run and, where no claim was judged, what was published beside them."""
-    beside = None if run.record.verdicts else run.record.overview.beside
-    shown = (*run.record.workload.show(run.record.view), *([beside] if beside else []))
-    return Group(*(View(table) for table in shown))
+    """Return the measured numbers of a run."""
+    return Group(*(View(table) for table in run.record.workload.show(run.record.view)))
 
 
 def condition_table(verdict: Verdict) -> View:

@@ -28,46 +28,12 @@ def series_chart(
     points: Sequence[MeasuredPoint], metric: str, *, title: str, label: str, note: str
 ) -> LineChart:
     """Return the series of all points over each other."""
-    return LineChart(
-        name=metric,
-        title=title,
-        x_label="step",
-        x_scale="linear",
-        y_label=label,
-        y_scale="linear",
-        curves=tuple(
-            Curve(
-                label=point.id,
-                kind="measured",
-                place=place,
-                spots=_spots(values_of(point, metric)),
-                detail=f"last {metric} {values_of(point, metric)[-1]:.4f}",
-            )
-            for place, point in enumerate(points)
-        ),
-        notes=(note,),
-    )
-
-
-def distances(points: Sequence[MeasuredPoint], metric: str, *, limit: float, title: str) -> LineChart:
-    """Return how far the series are apart at each step at which they differ."""
-    steps = zip(*(values_of(point, metric) for point in points), strict=False)
-    apart = [largest_difference([(value,) for value in step])[0] for step in steps]
-    note = (
-        f"Relative distance between the lowest and the highest {metric} of each step, over all points;"
-        " steps with equal values are left out."
-    )
-    return LineChart(
-        name=f"{metric}-distance",
-        title=title,
-        x_label="step",
-        x_scale="linear",
-        y_label=f"relative difference of {metric}",
-        y_scale="log10",
-        curves=(Curve(label="measured", kind="measured", place=0, spots=_spots(apart)),),
-        limit=limit,
-        notes=(note,),
-    )
+    curves = [
+        _curve(point.id, "measured", place, values, f"last {metric} {values[-1]:.4f}")
+        for place, point in enumerate(points)
+        if (values := values_of(point, metric))
+    ]
+    return _over_steps(metric, title, label, curves, note)
 
 
 def parity_charts(
@@ -79,22 +45,40 @@ def parity_charts(
         label: of the vertical axis, with unit.
     """
     windows = {window.name: window for window in found.windows}
-    sizes = {name: window.steps for name, window in windows.items()} or {
-        "whole curve": min(len(a.values), len(b.values))
-    }
+    sizes = {name: window.steps for name, window in windows.items()}
+    sizes = sizes or {"whole curve": min(len(a.values), len(b.values))}
     if len(set(sizes.values())) < len(sizes):
         sizes = dict(list(sizes.items())[:1])
     charts = []
     for name, steps in sizes.items():
-        stem = f"{metric}-parity-{steps}"
-        charts.append(_both(a, b, steps, name=stem, title=f"{b.name} over {a.name}, {name}", label=label))
-        envelope = windows[name].envelope if name in windows else None
-        charts.append(_apart(a, b, steps, name=f"{stem}-apart", window=name, limit=envelope))
+        stem, title = f"{metric}-parity-{steps}", f"{b.name} over {a.name}, {name}"
+        both = [_curve(one.name, "measured", place, one.values[:steps]) for place, one in enumerate((a, b))]
+        controls = [_relative(one.values, other, steps) for one in (a, b) for other in one.controls]
+        apart = [_curve(f"{b.name} against {a.name}", "measured", 0, _relative(a.values, b.values, steps))]
+        if controls:
+            farthest = [max(values) for values in zip(*controls, strict=True)]
+            words = f"the farthest of {plural(len(controls), 'control run')}"
+            apart.append(_curve(words, "baseline", 0, farthest))
+        limit = windows[name].envelope if name in windows else None
+        line = "The line is the envelope: a further control run stays below it 999 times of 1000."
+        charts.append(_over_steps(stem, title, label, both))
+        charts.append(
+            _over_steps(
+                f"{stem}-apart",
+                f"How far they are apart, {name}",
+                "relative difference",
+                apart,
+                "A control run is the same run with samples and features summed in another order.",
+                *([line] if limit else []),
+                "Steps with equal values are left out.",
+                limit=limit,
+            )
+        )
     return tuple(charts)
 
 
-def _both(
-    a: ControlledCurve, b: ControlledCurve, steps: int, *, name: str, title: str, label: str
+def _over_steps(
+    name: str, title: str, label: str, curves: Sequence[Curve], *notes: str, limit: float | None = None
 ) -> LineChart:
     return LineChart(
         name=name,
@@ -102,41 +86,10 @@ def _both(
         x_label="step",
         x_scale="linear",
         y_label=label,
-        y_scale="linear",
-        curves=tuple(
-            _curve(one.name, "measured", place, one.values[:steps]) for place, one in enumerate((a, b))
-        ),
-    )
-
-
-def _apart(
-    a: ControlledCurve, b: ControlledCurve, steps: int, *, name: str, window: str, limit: float | None
-) -> LineChart:
-    controls = [(one, control) for one in (a, b) for control in one.controls]
-    others = [_relative(one.values, control, steps) for one, control in controls]
-    largest = [max(values) for values in zip(*others, strict=True)] if others else []
-    curves = [_curve(f"{b.name} against {a.name}", "measured", 0, _relative(a.values, b.values, steps))]
-    if largest:
-        label = f"the farthest of {plural(len(controls), 'control run')}"
-        curves.append(_curve(label, "baseline", 0, largest))
-    return LineChart(
-        name=name,
-        title=f"How far they are apart, {window}",
-        x_label="step",
-        x_scale="linear",
-        y_label="relative difference",
-        y_scale="log10",
+        y_scale="log10" if label == "relative difference" else "linear",
         curves=tuple(curves),
         limit=limit,
-        notes=(
-            "A control run is the same run with samples and features summed in another order.",
-            *(
-                ["The line is the envelope: a further control run stays below it 999 times of 1000."]
-                if limit
-                else []
-            ),
-            "Steps with equal values are left out.",
-        ),
+        notes=notes,
     )
 
 
@@ -144,14 +97,8 @@ def _relative(a: Sequence[float], b: Sequence[float], steps: int) -> list[float]
     return [abs(one - other) / max(abs(one), 1e-12) for one, other in zip(a[:steps], b[:steps], strict=True)]
 
 
-def _curve(label: str, kind: CurveKind, place: int, values: Sequence[float]) -> Curve:
-    return Curve(label=label, kind=kind, place=place, spots=_spots(values))
-
-
-def _spots(values: Sequence[float]) -> tuple[Spot, ...]:
-    """Return a spot for each step whose value is a number above 0."""
-    return tuple(
-        Spot(x=step, value=value, low=value, high=value)
-        for step, value in enumerate(values, 1)
-        if math.isfinite(value) and value > 0
-    )
+def _curve(label: str, kind: CurveKind, place: int, values: Sequence[float], detail: str = "") -> Curve:
+    """Return a curve with a spot for each step whose value is a number above 0."""
+    shown = ((step, value) for step, value in enumerate(values, 1) if math.isfinite(value) and value > 0)
+    spots = tuple(Spot(x=step, value=value, low=value, high=value) for step, value in shown)
+    return Curve(label=label, kind=kind, place=place, spots=spots, detail=detail)

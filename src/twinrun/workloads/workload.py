@@ -450,12 +450,8 @@ class Overview:
     """What one record, or all of a recipe, show beside what was published."""
 
     charts: tuple[Chart, ...] = ()
-    tables: tuple[Table, ...] = ()
-    """Published and measured hardware side by side; those after the first table are folded."""
     rates: tuple[CardRate, ...] = ()
     """Speeds of trainings by GPU model, published and measured."""
-    beside: Table | None = None
-    """One record beside what was published of what it runs; None for several, or where nothing was."""
 
 
 FindingKind = Literal["account", "correctness", "bounds"]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from twinrun.protocol.evaluation import MEAN, TaskScore
-from twinrun.protocol.measurements import Measurement
+from twinrun.protocol.evaluation import MEAN, EvaluationResult
 from twinrun.protocol.model_source import in_words
 from twinrun.workloads.curve_charts import distance_in_words, series_chart
+from twinrun.workloads.curve_distance import values_of
 from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint, EvaluationTables
-from twinrun.workloads.evaluation.plan import SCORE
 from twinrun.workloads.tables_and_charts import (
     ABSENT,
     Cell,
@@ -23,150 +22,108 @@ from twinrun.workloads.tables_and_charts import (
 )
 from twinrun.workloads.workload import MeasuredPoint, Overview, PictureContext, RecordView
 
+EvaluationRecord = RecordView[EvaluationPlan, EvaluationPoint]
+ScoredPoint = MeasuredPoint[EvaluationPoint, EvaluationResult]
 RULES = ("none", "per-character", "per-byte", "per-token")
-COLUMNS = (
-    Column(title="task", numeric=False),
-    Column(title="score"),
-    Column(title="rule", numeric=False),
-    *(Column(title=rule) for rule in RULES),
-    Column(title="documents"),
-)
 
 
-def show(record: RecordView[EvaluationPlan, EvaluationPoint]) -> tuple[Table, ...]:
+def show(record: EvaluationRecord) -> tuple[Table, ...]:
     """Return the scores of every point, and those of its checkpoints below."""
-    tables = [table for point in record.points for table in (_scores(record, point), *_steps(record, point))]
-    return tuple(tables)
+    return tuple(table for point in record.points for table in _tables(record, point))
 
 
-def _scores(
-    record: RecordView[EvaluationPlan, EvaluationPoint], point: MeasuredPoint[EvaluationPoint]
-) -> Table:
-    rows = [_row(point, one) for one in point.result.models[-1].tasks]
-    mean = (text("mean of the tasks"), _score(point, MEAN), *(text(ABSENT) for _ in range(len(COLUMNS) - 2)))
-    return Table(
+def _tables(record: EvaluationRecord, point: ScoredPoint) -> Iterator[Table]:
+    last, names = point.result.models[-1], [one.name for one in record.part.tasks]
+    heads = (
+        ("task", False),
+        ("score", True),
+        ("rule", False),
+        *((rule, True) for rule in RULES),
+        ("documents", True),
+    )
+    rows = [
+        (
+            text(one.task),
+            _score(point, one.task),
+            text(one.rule),
+            *(text(f"{one.by_rule[rule]:.3f}" if rule in one.by_rule else ABSENT) for rule in RULES),
+            text(str(one.documents)),
+        )
+        for one in last.tasks
+    ]
+    mean = (text("mean of the tasks"), _score(point, MEAN), *(text(ABSENT) for _ in heads[2:]))
+    yield Table(
         title=f"{point.id}: share of right answers, and its standard error",
-        columns=COLUMNS,
+        columns=tuple(Column(title=title, numeric=numeric) for title, numeric in heads),
         rows=(*rows, mean),
         notes=(
             f"harness: {point.result.harness}, {record.part.evaluation.shots} shots",
             *(f"model: {in_words(given)}" for given in (record.part.given,) if given),
-            f"{point.result.models[-1].parameters:,} parameters, sha256 {point.result.models[-1].sha256}",
+            f"{last.parameters:,} parameters, sha256 {last.sha256}",
             "rule: what the log-likelihood of an answer is divided by before the largest is taken",
         ),
     )
-
-
-def _row(point: MeasuredPoint, task: TaskScore) -> tuple[Cell, ...]:
-    name, rule = task.task, task.rule
-    others = (text(_points(point.measurement(name if one == rule else f"{name}@{one}"))) for one in RULES)
-    return (
-        text(name),
-        _score(point, name),
-        text(rule),
-        *others,
-        text(str(task.documents)),
-    )
-
-
-def _score(point: MeasuredPoint, name: str) -> Cell:
-    error = point.measurement(f"{name}/error")
-    return text(_points(point.measurement(name)), f"±{error.median:.3f}" if error else "")
-
-
-def _points(found: Measurement | None) -> str:
-    return f"{found.median:.3f}" if found else ABSENT
-
-
-def _steps(
-    record: RecordView[EvaluationPlan, EvaluationPoint], point: MeasuredPoint[EvaluationPoint]
-) -> tuple[Table, ...]:
-    """Return the scores of every checkpoint, where some were scored before the last."""
-    steps = _scored(record, point)
-    if len(steps) < 2:
-        return ()
-    names = _names(record)
-    return (
-        Table(
+    if len(point.result.models) > 1:
+        yield Table(
             title=f"{point.id}: scores while the training went on",
-            columns=(Column(title="steps", numeric=False), *(Column(title=name) for name in names)),
+            columns=tuple(
+                Column(title=title, numeric=bool(place))
+                for place, title in enumerate(("steps", *names, MEAN))
+            ),
             rows=tuple(
-                (text(str(step)), *(_score(point, f"{name}{suffix}") for name in names))
-                for step, suffix in steps.items()
+                (text(str(step)), *(_score(point, f"{name}{end}") for name in (*names, MEAN)))
+                for step, end in _steps(point)
             ),
             notes=tuple(
                 f"checkpoint after step {one.step}: sha256 {one.checkpoint_sha256}"
                 for one in point.result.models
             ),
-        ),
-    )
+        )
 
 
-def _scored(
-    record: RecordView[EvaluationPlan, EvaluationPoint], point: MeasuredPoint[EvaluationPoint]
-) -> dict[int, str]:
+def _steps(point: ScoredPoint) -> list[tuple[int, str]]:
     """Return the steps after which the model was scored, each with what ends the names of its numbers."""
-    if record.part.given:
-        return {}
-    prefix = f"{MEAN}/step-"
-    before = [
-        int(one.id.removeprefix(prefix))
-        for one in point.measurements
-        if one.id.startswith(prefix) and one.metric == SCORE
-    ]
-    return {**{step: f"/step-{step}" for step in before}, record.part.evaluation.training.steps: ""}
+    *before, last = [one.step or 0 for one in point.result.models]
+    return [*((step, f"/step-{step}") for step in before), (last, "")]
 
 
-def _names(record: RecordView[EvaluationPlan, EvaluationPoint]) -> tuple[str, ...]:
-    return (*(one.name for one in record.part.tasks), MEAN)
+def _score(point: ScoredPoint, name: str) -> Cell:
+    score, error = point.measurement(name), point.measurement(f"{name}/error")
+    return text(f"{score.median:.3f}" if score else ABSENT, f"±{error.median:.3f}" if error else "")
 
 
-def overview(
-    records: Sequence[RecordView[EvaluationPlan, EvaluationPoint]],
-    _drawn: PictureContext[EvaluationTables],
-) -> Overview:
+def overview(records: Sequence[EvaluationRecord], _drawn: PictureContext[EvaluationTables]) -> Overview:
     """Return the loss of a single record, and beside it the scores of its checkpoints."""
     return Overview(charts=tuple(_charts(records[0])) if len(records) == 1 else ())
 
 
-def _charts(record: RecordView[EvaluationPlan, EvaluationPoint]) -> Iterator[Chart]:
-    trained = [point for point in record.points if (losses := point.one_series("loss")) and losses.values]
+def _charts(record: EvaluationRecord) -> Iterator[Chart]:
+    trained = [point for point in record.points if values_of(point, "loss")]
     if trained:
         note = distance_in_words(trained, "loss")
         yield series_chart(trained, "loss", title="Loss", label="loss, nats/token", note=note)
     for point in trained:
-        if len(steps := _scored(record, point)) > 1:
-            yield _scores_chart(record, point, steps)
-
-
-def _scores_chart(
-    record: RecordView[EvaluationPlan, EvaluationPoint],
-    point: MeasuredPoint[EvaluationPoint],
-    steps: dict[int, str],
-) -> LineChart:
-    curves = tuple(
-        Curve(
-            label=name,
-            kind="measured",
-            place=place,
-            spots=tuple(_spot(point, step, f"{name}{suffix}") for step, suffix in steps.items()),
+        names = (*(one.name for one in record.part.tasks), MEAN)
+        curves = (
+            Curve(label=name, kind="measured", place=place, spots=tuple(_spots(point, name)))
+            for place, name in enumerate(names)
         )
-        for place, name in enumerate(_names(record))
-    )
-    return LineChart(
-        name=f"scores-{point.id}",
-        title="Scores while the training went on",
-        x_label="step",
-        x_scale="linear",
-        y_label="score",
-        y_scale="linear",
-        curves=curves,
-        notes=("A bar is one standard error to each side.",),
-    )
+        if len(point.result.models) > 1:
+            yield LineChart(
+                name=f"scores-{point.id}",
+                title="Scores while the training went on",
+                x_label="step",
+                x_scale="linear",
+                y_label="score",
+                y_scale="linear",
+                curves=tuple(curves),
+                notes=("A bar is one standard error to each side.",),
+            )
 
 
-def _spot(point: MeasuredPoint[EvaluationPoint], step: int, name: str) -> Spot:
-    score, error = point.measurement(name), point.measurement(f"{name}/error")
-    assert score is not None
-    assert error is not None, "each score has its error"
-    return Spot(x=step, value=score.median, low=score.median - error.median, high=score.median + error.median)
+def _spots(point: ScoredPoint, name: str) -> Iterator[Spot]:
+    for step, end in _steps(point):
+        score, error = point.measurement(f"{name}{end}"), point.measurement(f"{name}{end}/error")
+        if score and error:
+            value, off = score.median, error.median
+            yield Spot(x=step, value=value, low=value - off, high=value + off)

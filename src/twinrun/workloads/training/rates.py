@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from twinrun.foundation.text import TERA, number, percent, plural
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.published import Reference
 from twinrun.manifests.restatements import Source
 from twinrun.manifests.vendor import Gpu
-from twinrun.workloads.tables_and_charts import ABSENT, Cell, Column, Curve, Spot, Table, text, word_columns
+from twinrun.workloads.tables_and_charts import Curve, Spot
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
 from twinrun.workloads.workload import CardRate, MeasuredPoint, PictureContext, RecordView
 
 TOKENS, FLOPS = ("tokens-per-second", "tokens/s"), ("model-flops", "TFLOP/s")
 # More curves than these tell nothing apart.
 MAX_REFERENCES = 8
-# Joules of a kilowatt-hour.
-KILOWATT_HOUR = 3.6e6
-SPEEDS = (
-    Column(title="TFLOP/s\nper card"),
-    Column(title="share of\npeak"),
-    Column(title="tokens/s\nper card"),
-)
-HARDWARE_COLUMNS = (
-    *word_columns("hardware", "model"),
-    *SPEEDS,
-    Column(title="W per\ncard"),
-    Column(title="million tokens\nper kWh"),
-)
-BESIDE_COLUMNS = (
-    *word_columns("hardware"),
-    *SPEEDS,
-    Column(title="speed here\nover it"),
-    Column(title="share here\nover it"),
-)
 
 
 def published_rates(drawn: PictureContext[TrainingTables]) -> Iterator[CardRate]:
@@ -132,15 +113,6 @@ def rates(
     return (*published_rates(drawn), *(rate for point, rate in own if point.part.layout is None))
 
 
-def _largest(
-    record: RecordView[TrainingPlan, TrainingPoint], gpus: dict[str, Gpu]
-) -> tuple[str, CardRate] | None:
-    """Return name and rate of the largest point of a record; None where none was measured."""
-    found = list(measured_rates(record, gpus))
-    point, rate = max(found, key=lambda one: one[0].devices) if found else (None, None)
-    return (point.id, rate) if point and rate else None
-
-
 def drawn_rates(drawn: PictureContext[TrainingTables], formula: str) -> list[CardRate]:
     """Return the published speeds in a formula and in the precision of the published configuration."""
     precision = drawn.recipe.tables.training.precision
@@ -215,126 +187,3 @@ def _reference_curve(group: Sequence[CardRate], place: int, share: bool) -> Curv
 def _spot(rate: CardRate, share: bool) -> Spot:
     value = rate.share if share else rate.flops
     return Spot(x=rate.cards * rate.gpu.devices_per_card, value=value, low=value, high=value)
-
-
-def hardware_tables(
-    records: Sequence[RecordView[TrainingPlan, TrainingPoint]], drawn: PictureContext[TrainingTables]
-) -> tuple[Table, ...]:
-    """Return the best published and the best measured row of each GPU and model.
-
-    The first table has the models that a claim or a record here is about, the second has the others. The
-    largest point of a record counts.
-    """
-    tables = drawn.recipe.tables
-    formula = tables.models[tables.training.model].formula
-    largest = (found for record in records if (found := _largest(record, drawn.gpus)))
-    measured = [rate for _, rate in largest if rate.formula == formula]
-    published = drawn_rates(drawn, formula)
-    rows = [*_fastest(published, by_model=True), *_fastest(measured, by_model=True)]
-    order = list(dict.fromkeys((tables.training.model, *tables.models, *(row.model for row in rows))))
-    rows.sort(key=lambda row: order.index(row.model))
-    named = {row.model for row in measured} | {row.model for row in published if row.mark == "published"}
-    first = [row for row in rows if row.model in named]
-    others = [row for row in rows if row.model not in named]
-    return tuple(
-        Table(
-            title=title,
-            columns=HARDWARE_COLUMNS,
-            rows=tuple(_hardware_row(row) for row in some),
-            notes=_hardware_notes(formula, sorted({row.gpu.name for row in some if row.gpu.power_w is None})),
-        )
-        for title, some in (
-            ("Which hardware to choose: a card as published and as measured here", first),
-            ("Models that were published and not measured here", others),
-        )
-        if some
-    )
-
-
-def _fastest(rows: Iterable[CardRate], *, by_model: bool) -> list[CardRate]:
-    """Return the fastest row of each GPU, and of each model where they are told apart."""
-    best: dict[tuple[str, str], CardRate] = {}
-    for row in rows:
-        key = (row.gpu.id, row.model if by_model else "")
-        if key not in best or row.flops > best[key].flops:
-            best[key] = row
-    return list(best.values())
-
-
-def _hardware_row(row: CardRate) -> tuple[Cell, ...]:
-    power = row.gpu.power_w
-    energy = row.tokens / power * KILOWATT_HOUR / 1e6 if row.tokens and power else None
-    origins = {
-        "published": f"published: {row.document}, {row.where}",
-        "reference": f"published elsewhere: {row.where}",
-    }
-    return (
-        text(f"{row.cards:g} x {row.gpu.name}", origins.get(row.mark, row.where)),
-        text(row.model),
-        *_speeds(row),
-        text(number(power) if power else ABSENT),
-        text(f"{energy:.1f}" if energy else ABSENT),
-    )
-
-
-def _speeds(row: CardRate) -> tuple[Cell, ...]:
-    tokens = f"{row.tokens:,.0f}" if row.tokens else ABSENT
-    return text(number(row.flops)), text(percent(row.share)), text(tokens)
-
-
-def _hardware_notes(formula: str, lacking: Sequence[str]) -> tuple[str, ...]:
-    notes = (
-        "Of each GPU and model the fastest that was published, and the fastest that was measured.",
-        f"TFLOP/s: {formula}; share: of the dense bf16 peak; tokens/s: TFLOP/s over FLOP of a token.",
-        f"Tokens per kWh of TDP = tokens/s per card / W per card x {KILOWATT_HOUR:,.0f}.",
-        "W: the most a card draws by its data sheet; none was measured, the rest of the node is left out.",
-    )
-    return (*notes, f"No power is given for {', '.join(lacking)}.") if lacking else notes
-
-
-def beside(
-    record: RecordView[TrainingPlan, TrainingPoint], drawn: PictureContext[TrainingTables]
-) -> Table | None:
-    """Return the record's largest point and the published rows of its model; None where there is neither.
-
-    Every row of the same GPU is shown, and the fastest of each other GPU.
-    """
-    found = _largest(record, drawn.gpus)
-    if found is None:
-        return None
-    point, here = found
-    rows = [
-        row for row in drawn_rates(drawn, here.formula) if row.mark == "reference" and row.model == here.model
-    ]
-    own = sorted((row for row in rows if row.gpu.id == here.gpu.id), key=lambda row: (row.cards, -row.flops))
-    others = [row for row in _fastest(rows, by_model=False) if row.gpu.id != here.gpu.id]
-    name = text(f"{here.cards:g} x {here.gpu.name}", f"here, {point}{record.part.variant}")
-    return Table(
-        title=f"{here.model} on one card, here and as published",
-        columns=BESIDE_COLUMNS,
-        rows=(
-            (name, *_speeds(here), text(ABSENT), text(ABSENT)),
-            *(_beside_row(row, here) for row in (*own, *others)),
-        ),
-        notes=tuple(_beside_notes(drawn, here, own=bool(own))),
-    )
-
-
-def _beside_row(row: CardRate, here: CardRate) -> tuple[Cell, ...]:
-    return (
-        text(f"{row.cards:g} x {row.gpu.name}", f"{row.label}: {row.where}"),
-        *_speeds(row),
-        text(f"{here.flops / row.flops:.2f}"),
-        text(f"{here.share / row.share:.2f}"),
-    )
-
-
-def _beside_notes(drawn: PictureContext[TrainingTables], here: CardRate, *, own: bool) -> Iterator[str]:
-    yield f"TFLOP/s: {here.formula}; share: of the dense bf16 peak of a card."
-    if not own:
-        yield f"This model was not published on an {here.gpu.name}."
-    published = drawn.recipe.published.between_records
-    if published:
-        yield "Published between hardware, which `invoke compare --claims` judges between records:"
-    for claim in published:
-        yield f"{claim.statement} ({claim.source.document}, {claim.source.where})"
