@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.execution.placements import SITE
-from twinrun.execution import schedulers
 from twinrun.execution.engine import NodeCommand, Workspace
 from twinrun.execution.interpreter import Interpreter
-from twinrun.execution.schedulers import Scheduler, load_scheduler, local
+from twinrun.execution.schedulers import load_scheduler, local
 from twinrun.execution.task import Task
-from twinrun.foundation.discovery import part_names
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.processes import LocalProcess
 
@@ -37,13 +35,6 @@ def submitted(folder: Path, program: str) -> local.LocalSubmission:
 
 def task(*commands: NodeCommand) -> Task:
     return Task(point="here", nodes=len(commands), ranks_per_node=1, commands=commands)
-
-
-def test_every_scheduler_is_whole() -> None:
-    assert part_names(schedulers) == ["gridengine", "local", "pbs", "skypilot", "slurm"]
-    for name in part_names(schedulers):
-        site = None if name == "local" else SITE
-        assert isinstance(load_scheduler(name, site=site), Scheduler)
 
 
 def test_a_scheduler_and_a_site_fit() -> None:
@@ -76,10 +67,3 @@ def test_a_command_is_followed_to_its_end(tmp_path: Path) -> None:
     (log,) = submission.logs()
     assert log.read_text(encoding="utf-8") == "given\n"
     submission.cancel()
-
-
-def test_a_command_that_is_cancelled_has_ended(tmp_path: Path) -> None:
-    submission = submitted(tmp_path, "import time; time.sleep(600)")
-    assert submission.poll() is None
-    submission.cancel()
-    assert submission.poll() not in {None, 0}

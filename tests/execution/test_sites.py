@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 from twinrun.execution.schedulers import client_of
 from twinrun.execution.site_checks import check_site
 from twinrun.execution.site_description import describe
-from twinrun.foundation.errors import RunInterruptedError
+from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError
 from twinrun.foundation.manifest import validate
 from twinrun.manifests.cluster import ClusterTable, LoadedSite
 from twinrun.manifests.vendor import load_gpus
@@ -196,3 +198,84 @@ def test_a_first_site_is_described(scheduler: str, tmp_path: Path) -> None:
     if scheduler == "slurm":
         assert (made.vendor, made.gpu, made.account) == ("rocm", "mi250", "research")
         assert "# or students" in text
+
+
+STATE = (
+    "JobId=12 JobName=twinrun-a UserId=me(7) JobState={} Reason=None ExitCode={}:0 RunTime=00:00:10 "
+    "TimeLimit=01:00:00 NodeList=n[1-2] StdOut=/shared/log"
+)
+SECONDS = 20
+
+
+def say(folder: Path, state: str | None, *, code: int = 0) -> None:
+    """Make the played Slurm say a state of the job, or nothing any more."""
+    told = {**ANSWERS["slurm"], "scontrol show job": STATE.format(state, code)}
+    left = told if state else {key: text for key, text in told.items() if "job" not in key}
+    (folder / "answers.json").write_text(json.dumps(left), encoding="utf-8")
+
+
+def followed(folder: Path, state: str | None, *, code: int = 0) -> int:
+    """Return how a job ends that was running before Slurm said `state` of it."""
+    job = client_of(played("slurm", folder)).adopt("12", point="nodes=2", logs=folder)
+    assert job.poll() is None
+    assert job.nodes == ("n1",)
+    say(folder, state, code=code)
+    deadline = time.monotonic() + SECONDS
+    while (status := job.poll()) is None:
+        assert time.monotonic() < deadline
+    return status
+
+
+ENDS: list[tuple[str, type[Exception], str]] = [
+    *((state, RunInterruptedError, f"was ended: {state}") for state in ("CANCELLED", "PREEMPTED", "TIMEOUT")),
+    ("NODE_FAIL", RunError, r"lost a node[^~]*n3 burnt"),
+]
+
+
+@pytest.mark.parametrize(("state", "kind", "said"), ENDS)
+def test_who_ended_a_job_is_told(state: str, kind: type[Exception], said: str, tmp_path: Path) -> None:
+    with pytest.raises(kind) as caught:
+        followed(tmp_path, state, code=1)
+    assert re.search(said, str(caught.value))
+
+
+def test_a_job_ends_with_its_own_status(tmp_path: Path) -> None:
+    assert followed(tmp_path, "COMPLETED") == 0
+    assert followed(tmp_path, "FAILED", code=7) == 7
+
+
+def test_a_slurm_that_starts_again_is_waited_for_and_one_that_is_gone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = client_of(played("slurm", tmp_path)).adopt("12", point="nodes=2", logs=tmp_path)
+    for state in ("RUNNING", None, "COMPLETING", "PENDING", "RUNNING"):
+        say(tmp_path, state)
+        time.sleep(0.02)
+        assert job.poll() is None
+    monkeypatch.setattr("twinrun.execution.batch.PATIENCE_SECONDS", 0.5)
+    with pytest.raises(RunError, match="Slurm has not answered") as caught:
+        followed(tmp_path, None)
+    assert "job 12 may still run" in str(caught.value)
+    assert caught.value.exit_code == 4
+
+
+# As Slurm and munge print them.
+DISTRUST = (
+    "sbatch: error: Batch job submission failed: Protocol authentication error",
+    "slurm_load_partitions: error: Munge decode failed: Invalid credential",
+    'error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file or directory',
+)
+
+
+@pytest.mark.parametrize("text", DISTRUST)
+def test_a_machine_with_another_key_of_munge_is_told_so(text: str, tmp_path: Path) -> None:
+    site = played("slurm", tmp_path, client=[sys.executable, "-c", f"import sys; sys.exit({text!r})"])
+    with pytest.raises(MachineError, match="does not accept the credentials of this machine") as caught:
+        client_of(site).unusable(nodes=2)
+    assert (text in str(caught.value), "the controller's key" in str(caught.value)) == (True, True)
+
+
+def test_a_client_that_is_not_there_is_the_machines_fault(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="cannot start") as caught:
+        client_of(played("slurm", tmp_path, client=["/no/such/program"])).jobs()
+    assert "site.four.client" in str(caught.value)

@@ -32,14 +32,9 @@ def describe(
     Raises:
         MachineError: the scheduler is not here, or the partition has no node.
     """
-    told = {
-        "scheduler": scheduler,
-        "partition": partition,
-        "client": tuple(client),
-        "shared": ("/",),
-        "vendor": "cpu",
-    }
-    asked = Site.model_validate({**told, "nodes": 1, "devices_per_node": 1, "cores_per_node": 1})
+    told = {"scheduler": scheduler, "partition": partition, "client": tuple(client)}
+    least = dict.fromkeys(("nodes", "devices_per_node", "cores_per_node"), 1)
+    asked = Site.model_validate({**told, **least, "shared": ("/",), "vendor": "cpu"})
     asking = client_of(LoadedSite(name="described", place="cluster.toml:site.described", site=asked))
     name, limit = asking.longest(partition)
     nodes = [one for one in asking.nodes() if not (name and one.partitions) or name in one.partitions]
@@ -56,40 +51,29 @@ def describe(
     accounts = asking.accounts() or []
     cluster = asking.setting("ClusterName") or "cluster"
     complete = "                    # complete: "
-    lines = [
+    unknown = resource and f'# gpu = "..."{complete}a row of images/gpus.toml'
+    limited = _MOST_MINUTES if limit >= ENDLESS else max(1, min(int(limit // 60), _MOST_MINUTES))
+    others = f"  # or {', '.join(accounts[1:])}" if accounts[1:] else ""
+    lines = (
         f"# What {asking.title} says of {count} of {len(nodes)} nodes of {name}; complete the marked lines.",
         f"[site.{cluster.lower().replace('_', '-')}]",
         f'scheduler = "{scheduler}"',
         f'vendor = "{vendor}"' + ("" if row else f"{complete}a folder of images/vendors"),
-        *(
-            [f'gpu = "{row}"']
-            if row
-            else [f'# gpu = "..."{complete}a row of images/gpus.toml']
-            if resource
-            else []
-        ),
+        f'gpu = "{row}"' if row else unknown,
         f"nodes = {count}",
         f"devices_per_node = {devices}",
         f"cores_per_node = {cores}",
-        *([f"cores_per_rank = {cores // devices}"] if cores >= devices and cores % devices else []),
+        f"cores_per_rank = {cores // devices}" if cores >= devices and cores % devices else None,
         f"memory_gib = {memory}",
-        *([f"partition = {json.dumps(name)}"] if name else []),
-        *([f"account = {json.dumps(accounts[0])}{_others(accounts)}"] if accounts else []),
-        *([f"gres = {json.dumps(resource)}"] if resource else []),
-        *(
-            [f'parallel_environment = "mpi"{complete}one of `qconf -spl`']
-            if scheduler == "gridengine"
-            else []
-        ),
-        f"minutes = {_MOST_MINUTES if limit >= ENDLESS else max(1, min(int(limit // 60), _MOST_MINUTES))}",
+        name and f"partition = {json.dumps(name)}",
+        f"account = {json.dumps(accounts[0])}{others}" if accounts else None,
+        resource and f"gres = {json.dumps(resource)}",
+        scheduler == "gridengine" and f'parallel_environment = "mpi"{complete}one of `qconf -spl`',
+        f"minutes = {limited}",
         'shared = ["/shared"]              # complete: folders that all nodes see',
-        *([f"client = {json.dumps(list(client))}"] if client else []),
-    ]
-    return "\n".join([*lines, ""])
-
-
-def _others(accounts: Sequence[str]) -> str:
-    return f"  # or {', '.join(accounts[1:])}" if accounts[1:] else ""
+        f"client = {json.dumps(list(client))}" if client else None,
+    )
+    return "\n".join([*filter(None, lines), ""])
 
 
 def _row(resource: str | None, gpus: Collection[str]) -> str | None:
