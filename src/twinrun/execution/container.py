@@ -42,20 +42,10 @@ class Program(NamedTuple):
     """Whether `--gpus` asks for a driver's devices; else each has a name (container device interface)."""
 
 
-DOCKER = Program(
-    name="docker",
-    cgroup_if=("{{.CgroupDriver}}", "cgroupfs"),
-    cgroup='--cgroup-parent "$parent"',
-    rootless="{{json .SecurityOptions}}",
-    gpus=True,
-)
-PODMAN = Program(
-    name="podman",
-    cgroup_if=("{{.Host.OCIRuntime.Name}}", "crun"),
-    cgroup="--cgroups=disabled",
-    rootless="{{.Host.Security.Rootless}}",
-    gpus=False,
-)
+_CGROUP = "{{.CgroupDriver}}", "cgroupfs"
+DOCKER = Program("docker", _CGROUP, '--cgroup-parent "$parent"', "{{json .SecurityOptions}}", gpus=True)
+_RUNTIME = "{{.Host.OCIRuntime.Name}}", "crun"
+PODMAN = Program("podman", _RUNTIME, "--cgroups=disabled", "{{.Host.Security.Rootless}}", gpus=False)
 
 
 class Container(Frozen):

@@ -68,10 +68,8 @@ def failure_of(
     where = "".join(described(one) for one in states if one.rank == failed.rank)
     log, (end, remedy) = _log_of(folder, placement, failed.rank) or logs[0], _end(failed.status, kills)
     message = f"rank {failed.rank} of {placement.world_size} failed with {end}"
-    found, hint = (
-        last_lines(end_of(log)) or empty(folder),
-        f"the whole log is {log}; {remedy}--resume goes on",
-    )
+    found = last_lines(end_of(log)) or empty(folder)
+    hint = f"the whole log is {log}; {remedy}--resume goes on"
     kind = MachineError if failed.status == REFUSED else RunError
     return kind(message, place=point, found=where + found, hint=hint)
 

@@ -96,10 +96,8 @@ class PyxisRenderer(ImageFile):
         binds = list(self._mounts(command))
         for bind in binds:
             if set(",: ") & set(bind.host + bind.inside):
-                message, allowed = (
-                    "no mount of Pyxis can name this folder",
-                    "a path without comma, colon and space",
-                )
+                message = "no mount of Pyxis can name this folder"
+                allowed = "a path without comma, colon and space"
                 raise InputError(message, place="--engine pyxis", found=bind.host, allowed=allowed)
         mounts = ",".join(f"{bind.host}:{bind.inside}:{bind.mode}" for bind in binds)
         fabric = self._workspace.nodes is not None and self._workspace.nodes.infiniband

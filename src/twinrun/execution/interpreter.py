@@ -106,15 +106,8 @@ class Host:
         return self.renderer(stack=stack, vendor=vendor, workspace=workspace)
 
 
-class Environment:
+class Environment(Host):
     """The stack's lock in a virtual environment, made once for each lock and kept."""
-
-    RUNS_IMAGES = False
-    ADDS_GROUPS = False
-
-    def unusable(self, *, stack: LoadedStack, vendor: Vendor) -> str | None:
-        """Return None: what stands against a lock is known only when it is read, see `open_engine`."""
-        return None
 
     def renderer(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> LockedEnvironment:
         """Return the interpreter of the environment, which may not be installed yet."""

@@ -73,7 +73,7 @@ def describe(
         'shared = ["/shared"]              # complete: folders that all nodes see',
         f"client = {json.dumps(list(client))}" if client else None,
     )
-    return "\n".join([*filter(None, lines), ""])
+    return "".join(f"{line}\n" for line in lines if line)
 
 
 def _row(resource: str | None, gpus: Collection[str]) -> str | None:

@@ -14,10 +14,8 @@ from twinrun.manifests.cluster import LoadedSite
 def open_scheduler(*, site: LoadedSite | None) -> Local:
     """Return this machine; raises InputError where a site is asked for."""
     if site is not None:
-        found, hint = (
-            f"--cluster {site.name}",
-            f"leave one out; the site has --scheduler {site.site.scheduler}",
-        )
+        found = f"--cluster {site.name}"
+        hint = f"leave one out; the site has --scheduler {site.site.scheduler}"
         raise InputError("this machine is no site", place="--scheduler local", found=found, hint=hint)
     return Local()
 
@@ -63,10 +61,8 @@ class Local:
             MachineError: there are several, or it cannot be started.
         """
         if task.nodes > 1:
-            found, hint = (
-                f"{task.point} needs {task.nodes} nodes",
-                "print the plan with --dry, or use --scale node",
-            )
+            found = f"{task.point} needs {task.nodes} nodes"
+            hint = "print the plan with --dry, or use --scale node"
             raise MachineError("this machine is one node", place="--scheduler local", found=found, hint=hint)
         log = logs / "launcher.log"
         return LocalSubmission(start(task.commands[0], log), log)
