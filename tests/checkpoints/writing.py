@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import hashlib
 
+from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredTensor
 from twinrun.checkpoints.parts import Piece, write_part
 from twinrun.checkpoints.safetensors import Entry
-from twinrun.checkpoints.store import Sink, Store
+from twinrun.checkpoints.store import Sink
 from twinrun.foundation.files import sha256_of_bytes
 
 VALUES = bytes(range(24))
 
 
 def write(
-    store: Store, *, step: int, token: int, identity: dict[str, str] | None = None, version: int = FORMAT
+    store: FolderStore,
+    *,
+    step: int,
+    token: int,
+    identity: dict[str, str] | None = None,
+    version: int = FORMAT,
 ) -> CheckpointManifest:
     """Save a tensor of two rows in two parts, a file each, as two ranks do."""
     parts, known = [], store.steps()

@@ -19,7 +19,7 @@ from tests.cli.played_ranks import Job
 from tests.commands import invoke
 from tests.execution.fake_engine import Play
 from tests.records import PROJECT, RECORDS, ROOT
-from twinrun.checkpoints import store_at
+from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.verification import demand_signed_checkpoint
 from twinrun.cli.checkpoint import checkpoint, signature_for
 from twinrun.cli.report import report
@@ -207,7 +207,7 @@ def test_a_signed_record_needs_ssh_keygen_to_be_read(
 
 
 def test_ranks_go_on_only_from_a_signed_checkpoint_where_that_is_demanded(tmp_path: Path, key: Path) -> None:
-    store = store_at(str(tmp_path / "place"))
+    store = FolderStore(tmp_path / "place")
     demand_signed_checkpoint(store, step=None, root=ROOT)
     token = store.claim("run")
     for step in (2, 4):
@@ -231,7 +231,7 @@ def test_a_run_is_resumed_only_from_a_signed_checkpoint_where_that_is_demanded(
         trained.invoke(checkpoint=("steps=5",))
     trained.script.play = trained.play
     place = trained.folders()[0] / "checkpoints" / "devices=1"
-    write(store_at(str(place)), step=5, token=store_at(str(place)).claim("run"))
+    write(FolderStore(place), step=5, token=FolderStore(place).claim("run"))
     again = partial(trained.invoke, checkpoint=("steps=5",), resume=True, require_signature=True)
     with pytest.raises(InputError, match=r"manifest\.json: a signature of a known signer is demanded"):
         again()
@@ -248,7 +248,7 @@ def verified(place: Path) -> list[dict[str, str]]:
 
 def test_the_newest_checkpoint_is_signed(tmp_path: Path, key: Path) -> None:
     place = tmp_path / "place"
-    store = store_at(str(place))
+    store = FolderStore(place)
     token = store.claim("run")
     for step in (2, 4):
         write(store, step=step, token=token)

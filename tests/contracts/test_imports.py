@@ -19,7 +19,6 @@ from twinrun.workloads import workload_names
 RECIPE = min(shown(path) for path in (ROOT / "recipes").iterdir())
 # Extras that one module may import, when it is called.
 EXTRAS = {
-    "twinrun.checkpoints.s3": {"boto3", "botocore"},
     "twinrun.export.trackers": {"mlflow", "tensorboard", "wandb"},
     "twinrun.parity.controls": {"torch"},
     "twinrun.protocol.digests": {"torch"},

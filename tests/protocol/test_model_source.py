@@ -28,8 +28,8 @@ NAMED: dict[str, tuple[ModelSource, str]] = {
         CheckpointModel(place="runs/a/checkpoints/devices=1", step=120, sha256=DIGEST),
         "step-00000120@a1a1a1a1a1a1",
     ),
-    f"s3://bucket/run/devices=1/step-00000120@{DIGEST}": (
-        CheckpointModel(place="s3://bucket/run/devices=1", step=120, sha256=DIGEST),
+    f"/shared/run/devices=1/step-00000120@{DIGEST}": (
+        CheckpointModel(place="/shared/run/devices=1", step=120, sha256=DIGEST),
         "step-00000120@a1a1a1a1a1a1",
     ),
 }

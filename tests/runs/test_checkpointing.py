@@ -14,7 +14,6 @@ from twinrun.checkpoints.manifest import FORMAT
 from twinrun.foundation.errors import InputError, MachineError, TwinrunError
 from twinrun.planning.plan import Plan
 from twinrun.protocol.job import Checkpointing
-from twinrun.runs import checkpointing
 from twinrun.runs.checkpointing import checkpointing_of, resolved
 from twinrun.workloads import load_workload
 from twinrun.workloads.sweep import refuse
@@ -64,20 +63,6 @@ def test_ranks_see_the_folder_of_another_run(tmp_path: Path) -> None:
     (one,) = points.values()
     seen = one.seen(asked, lambda path: f"seen/{path.name}")
     assert (seen.place, seen.source, seen.begin) == ("seen/leg=2", "seen/leg=1", 20)
-    assert not one.reaches_store
-
-
-@pytest.mark.parametrize("texts", [("steps=1", "place=s3://bucket"), ("steps=1", "source=s3://bucket/one")])
-def test_an_object_store_is_reached_and_not_mounted(
-    texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Without boto3 here only the ranks ask the store.
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    made = plan("mpt7b-scaling", scale="smoke", gpu=None)
-    asked, points = found(made, None, *texts)
-    for one in points.values():
-        assert one.reaches_store
-        assert "s3://bucket" in str(one.seen(asked, lambda path: f"seen/{path.name}"))
 
 
 @pytest.mark.parametrize("inside", ["", "checkpoints", "checkpoints/leg=1"])
@@ -134,9 +119,7 @@ def test_half_a_checkpoint_is_refused(tmp_path: Path) -> None:
     assert raised.value.exit_code == 4
 
 
-def test_a_leg_given_twice_overwrites_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A folder stands in for the object store.
-    monkeypatch.setattr(checkpointing, "is_remote", lambda place, **_: place.startswith(str(tmp_path)))
+def test_a_leg_given_twice_overwrites_nothing(tmp_path: Path) -> None:
     saved(tmp_path)
     with pytest.raises(InputError, match="leg 1 was run before; nothing is overwritten") as raised:
         found(legs(1), None, f"place={tmp_path}/checkpoints")

@@ -24,7 +24,7 @@ from lm_eval.models.huggingface import HFLM
 from tests.train.evaluation_families import evaluate_each
 from tests.train.made_models import MODULES, SEQUENCE, SIZES, VOCABULARY, job_at, model_at, samples_of
 from tests.train.small import MakeJob, launch
-from twinrun.checkpoints import store_at
+from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.hugging_face.model_folder import digest_of_folder
 from twinrun.checkpoints.hugging_face.tokenizer import BYTES
 from twinrun.checkpoints.verification import read_manifest
@@ -260,7 +260,7 @@ def test_composer_is_scored_on_the_way_and_trains_what_the_plain_loop_trains(
 ) -> None:
     often = scored(make_job, data, tmp_path / "often", trainer="composer", ranks=2, every=EVERY)
     once = scored(make_job, data, tmp_path / "once", trainer="plain", ranks=1, every=None)
-    store = store_at(str(tmp_path / "often/checkpoints"))
+    store = FolderStore(tmp_path / "often/checkpoints")
     digests = [read_manifest(store, step).digest() for step in (EVERY, STEPS)]
     assert [(one.step, one.checkpoint_sha256) for one in often.models] == [
         (EVERY, digests[0]),

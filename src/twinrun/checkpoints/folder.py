@@ -40,7 +40,11 @@ from twinrun.foundation.locks import locked
 
 
 class FolderStore:
-    """A folder on a local or shared file system."""
+    """Checkpoints of one run in a folder of a local or shared file system, or of a mounted bucket.
+
+    A checkpoint is there when `commit` has returned, or not at all. Every method raises MachineError where
+    the file system refuses.
+    """
 
     def __init__(self, root: Path) -> None:
         self.place = str(root)
@@ -48,6 +52,7 @@ class FolderStore:
         self._needed = 0
 
     def claim(self, run: str) -> int:
+        """Make `run` the writer of this place and return its fencing token; remove what dead writers left."""
         with self._refusals(), self._locked():
             token = newest_token(self._state(WRITER), self._state(LATEST)) + 1
             write_atomically(self._root / WRITER, json.dumps({"token": token, "run": run}) + "\n")
@@ -56,6 +61,7 @@ class FolderStore:
         return token
 
     def begin(self, step: int, token: int, *, needed: int) -> None:
+        """Prepare a save of `needed` bytes; refuse where they do not fit. Raises RunError when fenced off."""
         self._needed = needed
         # Earlier than where it must be: a save may take minutes.
         self._refuse_fenced(token)
@@ -67,6 +73,7 @@ class FolderStore:
 
     @contextlib.contextmanager
     def create(self, step: int, token: int, name: str) -> Iterator[IO[bytes]]:
+        """Write one file of a save, durable at the end of the block."""
         path = self._draft(step, token) / name
         with self._refusals(path, token=token), path.open("xb", buffering=0) as raw:
             stream = _Whole(raw)
@@ -74,6 +81,7 @@ class FolderStore:
             os.fsync(raw.fileno())
 
     def commit(self, step: int, token: int, manifest: bytes) -> None:
+        """Publish a save whose files are durable, and make it the latest; raises RunError when fenced off."""
         demand_readable(len(manifest), place=self.file(step, MANIFEST), what="the index of this checkpoint")
         draft, final = self._draft(step, token), self._folder(step)
         with self._refusals(draft, token=token):
@@ -93,7 +101,8 @@ class FolderStore:
                 write_atomically(self._root / LATEST, json.dumps(content) + "\n")
                 _sync_folder(self._root)
 
-    def attach(self, step: int, token: int, name: str, text: str) -> None:  # noqa: ARG002
+    def attach(self, step: int, name: str, text: str) -> None:
+        """Put a small file beside those of a published checkpoint, whole or not at all."""
         # Elsewhere first: a checkpoint with half a file too many is damaged.
         draft = self._root / f".{STEP.format(step)}.{name}"
         write_atomically(draft, text)
@@ -101,22 +110,28 @@ class FolderStore:
             draft.replace(self._step_folder(step) / name)
 
     def abandon(self, step: int, token: int) -> None:
+        """Remove what a failed save wrote."""
         shutil.rmtree(self._draft(step, token), ignore_errors=True)
 
     def steps(self) -> list[int]:
+        """Return the steps of all that is published, oldest first."""
         return sorted(step for name in self._names() if (step := step_of(name)) is not None)
 
     def strays(self) -> list[str]:
+        """Return what is called like a checkpoint, and has not the name of one; no run takes it."""
         return sorted(name for name in self._names() if step_of(name) is None)
 
     def latest(self) -> Latest | None:
+        """Return what was published last, whether it is still there or not."""
         return latest_of(self._state(LATEST))
 
     def manifest(self, step: int) -> bytes:
+        """Return the content of the manifest of `step`; raises DamagedError where there is none."""
         with self._reading(path := self._step_folder(step) / MANIFEST):
             return read_regular(path, limit=MAX_MANIFEST_BYTES)
 
-    def contents(self, step: int, token: int) -> dict[str, int]:  # noqa: ARG002
+    def contents(self, step: int) -> dict[str, int]:
+        """Return the files beside the manifest with their sizes; raises DamagedError where one is no file."""
         found, folder = {}, self._step_folder(step)
         with self._reading(folder):
             statuses = {path: path.lstat() for path in folder.iterdir()}
@@ -129,6 +144,7 @@ class FolderStore:
 
     @contextlib.contextmanager
     def open(self, step: int, name: str) -> Iterator[_File]:
+        """Read a file of `step`; raises DamagedError where there is none."""
         path = self._step_folder(step) / name
         with self._reading(path):
             stream = open_regular(path)
@@ -136,9 +152,11 @@ class FolderStore:
             yield _File(stream, place=str(path))
 
     def file(self, step: int, name: str) -> str:
+        """Return what a message calls a file of `step`."""
         return str(self._folder(step) / name)
 
     def quarantine(self, step: int) -> str:
+        """Put a bad checkpoint aside, where no run takes it, and return where."""
         target = self._root / QUARANTINE / self._folder(step).name
         number = 1
         with self._refusals(), self._locked():
@@ -150,6 +168,7 @@ class FolderStore:
         return str(target)
 
     def remove(self, step: int) -> None:
+        """Remove a checkpoint."""
         # Renamed first: a checkpoint that is half removed would look like a damaged one.
         doomed = self._root / f".{self._folder(step).name}.removed"
         with self._refusals(doomed):

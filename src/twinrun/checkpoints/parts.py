@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.manifest import CheckpointManifest, Chunk, PartManifest, StoredPart, StoredTensor
 from twinrun.checkpoints.safetensors import Entry, header_of
 from twinrun.checkpoints.store import (
@@ -19,7 +20,6 @@ from twinrun.checkpoints.store import (
     MAX_MANIFEST_BYTES,
     DamagedError,
     Sink,
-    Store,
     demand_readable,
 )
 
@@ -58,7 +58,7 @@ def demand_describable(pieces: Iterable[Piece], *, place: str) -> None:
 
 
 def write_part(
-    store: Store,
+    store: FolderStore,
     pieces: Sequence[Piece],
     write: Callable[[Sink], Iterable[str]],
     *,
@@ -108,7 +108,7 @@ class Box(NamedTuple):
         return Box(begins, ends) if all(map(int.__lt__, begins, ends)) else None
 
 
-def read_part(store: Store, manifest: CheckpointManifest, number: int) -> PartManifest:
+def read_part(store: FolderStore, manifest: CheckpointManifest, number: int) -> PartManifest:
     """Return what a part says of its file, each piece inside of a tensor that the index has.
 
     Raises:
@@ -126,7 +126,7 @@ def read_part(store: Store, manifest: CheckpointManifest, number: int) -> PartMa
     return part
 
 
-def _text(store: Store, step: int, stored: StoredPart, place: str) -> bytes:
+def _text(store: FolderStore, step: int, stored: StoredPart, place: str) -> bytes:
     with store.open(step, stored.description) as source:
         if source.size != stored.description_bytes or source.size > MAX_MANIFEST_BYTES:
             allowed = f"{stored.description_bytes} bytes, at most {MAX_MANIFEST_BYTES}"
@@ -159,7 +159,7 @@ def _demand_inside(tensor: StoredTensor, chunk: Chunk, place: str) -> None:
 class Coverage:
     """Where the parts of each tensor lie, gathered once over all parts, in 16 bytes a dimension of each."""
 
-    def __init__(self, store: Store, manifest: CheckpointManifest) -> None:
+    def __init__(self, store: FolderStore, manifest: CheckpointManifest) -> None:
         self._store, self._manifest = store, manifest
         self._placed: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
         self._pieces: Counter[str] = Counter()
@@ -242,7 +242,7 @@ def _slabs(boxes: list[Box], dimension: int) -> Iterator[list[Box]]:
 
 
 def parts_for(
-    store: Store,
+    store: FolderStore,
     manifest: CheckpointManifest,
     needed: Mapping[str, Sequence[Box]],
     *,

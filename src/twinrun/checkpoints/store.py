@@ -1,15 +1,14 @@
-"""Where checkpoints are kept: what a folder and an object store both do."""
+"""What lies in a place of checkpoints: names of its files, and those that say which is the newest."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from twinrun.foundation.errors import RunError
 
-# A step's folder, or the prefix of its objects.
+# The folder of a step.
 STEP = "step-{:08d}"
 MANIFEST = "manifest.json"
 LATEST = "latest.json"
@@ -60,64 +59,6 @@ class Latest(NamedTuple):
     step: int
     sha256: str | None
     """Digest of its manifest; None where the place does not say."""
-
-
-class Store(Protocol):
-    """Checkpoints of one run under one place; each is there when `commit` has returned, or not at all.
-
-    Every method raises MachineError where the place refuses.
-    """
-
-    place: str
-
-    def claim(self, run: str) -> int:
-        """Make `run` the writer of this place and return its fencing token; remove what dead writers left."""
-
-    def begin(self, step: int, token: int, *, needed: int) -> None:
-        """Prepare a save of `needed` bytes; refuse where they do not fit. Raises RunError when fenced off."""
-
-    def create(self, step: int, token: int, name: str) -> AbstractContextManager[Sink]:
-        """Write one file of a save, durable at the end of the block."""
-
-    def commit(self, step: int, token: int, manifest: bytes) -> None:
-        """Publish a save whose files are durable, and make it the latest; raises RunError when fenced off."""
-
-    def attach(self, step: int, token: int, name: str, text: str) -> None:
-        """Put a small file beside those of a published checkpoint, whole or not at all."""
-
-    def abandon(self, step: int, token: int) -> None:
-        """Remove what a failed save wrote."""
-
-    def steps(self) -> list[int]:
-        """Return the steps of all that is published, oldest first."""
-
-    def strays(self) -> list[str]:
-        """Return what is called like a checkpoint, and has not the name of one; no run takes it."""
-
-    def latest(self) -> Latest | None:
-        """Return what was published last, whether it is still there or not."""
-
-    def manifest(self, step: int) -> bytes:
-        """Return the content of the manifest of `step`; raises DamagedError where there is none."""
-
-    def contents(self, step: int, token: int) -> dict[str, int]:
-        """Return the files beside the manifest that writer `token` wrote, with their sizes.
-
-        Raises:
-            DamagedError: one is no regular file.
-        """
-
-    def open(self, step: int, name: str) -> AbstractContextManager[ReadableFile]:
-        """Read a file of `step`; raises DamagedError where there is none."""
-
-    def file(self, step: int, name: str) -> str:
-        """Return what a message calls a file of `step`."""
-
-    def quarantine(self, step: int) -> str:
-        """Put a bad checkpoint aside, where no run takes it, and return where."""
-
-    def remove(self, step: int) -> None:
-        """Remove a checkpoint."""
 
 
 def step_of(name: str) -> int | None:

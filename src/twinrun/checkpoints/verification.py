@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
+from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.manifest import (
     CheckpointManifest,
     Chunk,
@@ -28,7 +29,6 @@ from twinrun.checkpoints.store import (
     STEP,
     DamagedError,
     ReadableFile,
-    Store,
 )
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.signatures import UNSIGNED, demand_signed, signed_by, signers_of
@@ -50,7 +50,7 @@ def threads() -> int:
     return max(LEAST_THREADS, len(os.sched_getaffinity(0)) // ranks)
 
 
-def read_manifest(store: Store, step: int, *, beside: bool = True) -> CheckpointManifest:
+def read_manifest(store: FolderStore, step: int, *, beside: bool = True) -> CheckpointManifest:
     """Return the index of `step`, whole and consistent, its files beside it.
 
     Args:
@@ -72,9 +72,9 @@ def read_manifest(store: Store, step: int, *, beside: bool = True) -> Checkpoint
     return manifest
 
 
-def _demand_contents(store: Store, manifest: CheckpointManifest) -> None:
+def _demand_contents(store: FolderStore, manifest: CheckpointManifest) -> None:
     """Hold what lies beside a manifest against it, before any of it is opened; raises DamagedError."""
-    found = store.contents(manifest.step, manifest.token)
+    found = store.contents(manifest.step)
     sizes = {part.file: part.bytes for part in manifest.parts}
     sizes |= {part.description: part.description_bytes for part in manifest.parts}
     for name in sorted(found.keys() - sizes.keys() - {SIGNATURE}):
@@ -149,7 +149,7 @@ def _demand_digest(found: str, chunk: Chunk, place: str) -> None:
         raise DamagedError(f"{chunk.key} was changed", place=place, found=found, allowed=chunk.sha256)
 
 
-def verify(store: Store, step: int) -> CheckpointManifest:
+def verify(store: FolderStore, step: int) -> CheckpointManifest:
     """Hold every byte of a checkpoint against its digest; return its manifest.
 
     Raises:
@@ -167,9 +167,9 @@ def verify(store: Store, step: int) -> CheckpointManifest:
     return manifest
 
 
-def signature_at(store: Store, step: int, token: int, digest: str, *, signers: Path) -> str:
+def signature_at(store: FolderStore, step: int, digest: str, *, signers: Path) -> str:
     """Return who signed the manifest of a checkpoint, in words; raises InputError where it does not match."""
-    if SIGNATURE not in (files := store.contents(step, token)):
+    if SIGNATURE not in (files := store.contents(step)):
         return UNSIGNED
     with store.open(step, SIGNATURE) as source, tempfile.NamedTemporaryFile() as copy:
         room = bytearray(min(files[SIGNATURE], MAX_STATE_BYTES))
@@ -184,7 +184,7 @@ def signature_at(store: Store, step: int, token: int, digest: str, *, signers: P
             raise
 
 
-def demand_signed_checkpoint(store: Store, *, step: int | None, root: Path) -> None:
+def demand_signed_checkpoint(store: FolderStore, *, step: int | None, root: Path) -> None:
     """Raise InputError unless a known signer has signed the checkpoint that ranks would go on from.
 
     Args:
@@ -195,11 +195,11 @@ def demand_signed_checkpoint(store: Store, *, step: int | None, root: Path) -> N
         return
     # Ranks fall back from a damaged checkpoint to the one before it, which may be unsigned.
     manifest = verify(store, chosen)
-    found = signature_at(store, chosen, manifest.token, manifest.digest(), signers=signers_of(root))
+    found = signature_at(store, chosen, manifest.digest(), signers=signers_of(root))
     demand_signed(found, place=store.file(chosen, MANIFEST), root=root)
 
 
-def demand_published_checkpoint(store: Store, manifest: CheckpointManifest) -> None:
+def demand_published_checkpoint(store: FolderStore, manifest: CheckpointManifest) -> None:
     """Raise DamagedError where a manifest is another than the place says was published last."""
     latest, found = store.latest(), manifest.digest()
     if latest and latest.step == manifest.step and latest.sha256 not in (None, found):
@@ -210,7 +210,7 @@ def demand_published_checkpoint(store: Store, manifest: CheckpointManifest) -> N
 
 
 def broken_links(
-    store: Store, manifests: Mapping[int, CheckpointManifest | None]
+    store: FolderStore, manifests: Mapping[int, CheckpointManifest | None]
 ) -> dict[int | str, DamagedError]:
     """Return what is wrong between the checkpoints of a place, by step or name.
 
@@ -234,7 +234,7 @@ def broken_links(
     return found | _missing_newest(store)
 
 
-def _missing_newest(store: Store) -> dict[int | str, DamagedError]:
+def _missing_newest(store: FolderStore) -> dict[int | str, DamagedError]:
     """Return the checkpoint that was published last where it is gone, or where nothing says which it was."""
     latest, steps = store.latest(), store.steps()
     if latest is None and steps:
@@ -253,7 +253,7 @@ def _missing_newest(store: Store) -> dict[int | str, DamagedError]:
 
 
 def _fault_between(
-    store: Store, before: CheckpointManifest, after: CheckpointManifest
+    store: FolderStore, before: CheckpointManifest, after: CheckpointManifest
 ) -> DamagedError | None:
     place = store.file(after.step, MANIFEST)
     for name in sorted(before.identity.keys() | after.identity.keys()):
@@ -289,7 +289,7 @@ def demand_same_run(
 class TensorReader:
     """Reads whole tensors of a checkpoint, put together from parts that are described once."""
 
-    def __init__(self, store: Store, manifest: CheckpointManifest, names: Iterable[str]) -> None:
+    def __init__(self, store: FolderStore, manifest: CheckpointManifest, names: Iterable[str]) -> None:
         """Find where the parts of the tensors `names` lie; raises DamagedError."""
         self._store, self._manifest = store, manifest
         self._found: dict[str, list[tuple[int, Chunk, Entry]]] = {name: [] for name in names}
@@ -326,7 +326,7 @@ class TensorReader:
         return whole
 
 
-def retire(store: Store, *, kept: int = KEPT) -> list[int]:
+def retire(store: FolderStore, *, kept: int = KEPT) -> list[int]:
     """Remove all but the newest `kept` checkpoints and return their steps; none where no kept one is good."""
     steps = store.steps()
     old, new = steps[:-kept], steps[-kept:]
@@ -338,7 +338,7 @@ def retire(store: Store, *, kept: int = KEPT) -> list[int]:
 
 
 def _verify_file(
-    store: Store,
+    store: FolderStore,
     manifest: CheckpointManifest,
     stored: StoredPart,
     part: PartManifest,
@@ -368,7 +368,7 @@ def _refuse_uncovered(entries: dict[str, Entry], chunks: list[Chunk], place: str
         raise DamagedError("a tensor that the manifest does not have", place=place, found=sorted(unknown))
 
 
-def _is_good(store: Store, step: int) -> bool:
+def _is_good(store: FolderStore, step: int) -> bool:
     try:
         verify(store, step)
     except (DamagedError, InputError):

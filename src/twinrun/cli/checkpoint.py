@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from twinrun.checkpoints import store_at
+from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.hugging_face.reading import is_folder_of_weights, read_folder
 from twinrun.checkpoints.hugging_face.tokenizer import FILE as TOKENIZER
 from twinrun.checkpoints.hugging_face.writing import write_folder
 from twinrun.checkpoints.manifest import CheckpointManifest
-from twinrun.checkpoints.s3 import is_remote
-from twinrun.checkpoints.store import MANIFEST, SIGNATURE, DamagedError, Store
+from twinrun.checkpoints.store import MANIFEST, SIGNATURE, DamagedError
 from twinrun.checkpoints.verification import broken_links, read_manifest, signature_at, verify
 from twinrun.cli.console import Shown, demand_with
 from twinrun.foundation.cache import project_root
@@ -39,16 +38,16 @@ def checkpoint(
 
     Args:
         action: verify (every byte against its digest), list, or convert (to or from Hugging Face format)
-        place: folder or s3://bucket/prefix with the checkpoints of a run, or a folder of transformers
+        place: folder with the checkpoints of a run, or a folder of transformers
         step: one checkpoint; all when left out, and the newest to convert
-        out: where a conversion writes: a folder, or s3://bucket/prefix for a checkpoint
+        out: folder that a conversion writes
         tokenizer: tokenizer.json that the model was trained with, to write beside its weights
     """
     demand_with("convert", action == "convert", tokenizer=tokenizer)
     if action == "convert":
         written = _convert(place, step, out, tokenizer)
         return Shown(view=lambda: written, data=lambda: {"written": written})
-    store = store_at(place)
+    store = FolderStore(Path(place))
     rows = _rows(store, _steps(store, step), complete=action == "verify", whole=step is None)
     if action == "verify":
         rows = [_with_signature(store, row, signers_of(project_root())) for row in rows]
@@ -81,22 +80,22 @@ def signature_for(root: Path, what: str, *, key: Path) -> str:
         signature = file.with_name(f"{file.name}{SUFFIX}")
         write_atomically(signature, signature_of(digest, key=key))
         return str(signature)
-    store = store_at(what)
+    store = FolderStore(Path(what))
     if not (steps := store.steps()):
         allowed = "a record, a run folder, a submission, or a place with checkpoints"
         raise InputError("nothing to sign", place=what, allowed=allowed)
     manifest = verify(store, steps[-1])
-    store.attach(steps[-1], manifest.token, SIGNATURE, signature_of(manifest.digest(), key=key))
+    store.attach(steps[-1], SIGNATURE, signature_of(manifest.digest(), key=key))
     return f"{store.file(steps[-1], MANIFEST)}{SUFFIX}"
 
 
-def _with_signature(store: Store, row: dict[str, object], signers: Path) -> dict[str, object]:
+def _with_signature(store: FolderStore, row: dict[str, object], signers: Path) -> dict[str, object]:
     """Return what is found of a step, with who signed it; a signature that does not match is damage."""
     if row["damage"]:
         return row
-    step, token = int(str(row["step"])), int(str(row["writer"]))
+    step = int(str(row["step"]))
     try:
-        return row | {"signature": signature_at(store, step, token, str(row["sha256"]), signers=signers)}
+        return row | {"signature": signature_at(store, step, str(row["sha256"]), signers=signers)}
     except InputError as error:
         damage = DamagedError(error.message, place=error.place, found=error.found, hint=error.hint)
         return {"step": step, "damage": str(damage)}
@@ -111,19 +110,17 @@ def _convert(place: str, step: int | None, out: str | None, tokenizer: str | Non
             raise InputError("weights of transformers have no steps", place="--step", found=step)
         if tokenizer is not None:
             raise InputError("checkpoints have no tokenizer", place="--tokenizer", found=tokenizer)
-        read_folder(Path(place), store_at(out))
+        read_folder(Path(place), FolderStore(Path(out)))
         return out
-    store = store_at(place)
+    store = FolderStore(Path(place))
     newest = _steps(store, step)[-1]
-    if is_remote(out):
-        raise InputError("transformers reads folders", place="--out", found=out, allowed="a folder")
     written = write_folder(store, newest, Path(out), tokenizer=Path(tokenizer) if tokenizer else None)
     if not (written / TOKENIZER).is_file():
         say("no tokenizer was written: `--tokenizer FILE` names the tokenizer.json", file=sys.stderr)
     return str(written)
 
 
-def _steps(store: Store, step: int | None) -> list[int]:
+def _steps(store: FolderStore, step: int | None) -> list[int]:
     steps = store.steps()
     if not steps:
         raise InputError(
@@ -137,7 +134,7 @@ def _steps(store: Store, step: int | None) -> list[int]:
     return steps if step is None else [step]
 
 
-def _rows(store: Store, steps: list[int], *, complete: bool, whole: bool) -> list[dict[str, object]]:
+def _rows(store: FolderStore, steps: list[int], *, complete: bool, whole: bool) -> list[dict[str, object]]:
     """Return what is found of each step; of a `whole` place also what is wrong between them."""
     faults: dict[int | str, TwinrunError] = {}
     manifests: dict[int, CheckpointManifest | None] = dict.fromkeys(steps)

@@ -63,7 +63,7 @@ def run(
         trace: write digests by step and layer, for `parity --trace`; nothing is compiled then
         checkpoint: key=value: steps=N between saves, mode=exact or bounded, place and source
         leg: the one leg to run, of a recipe whose run has several
-        from_: where the leg before it has left its checkpoint: a run folder or s3://...
+        from_: where the leg before it has left its checkpoint: a run folder, or a folder of checkpoints
         out: folder for the run instead of runs/
         track: trackers to write the run for, separated by commas: tensorboard, mlflow, wandb
         resume: go on with the newest unfinished run of the same plan, and with the jobs that it has

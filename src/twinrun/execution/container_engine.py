@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinrun.checkpoints.s3 import VARIABLES
 from twinrun.execution.container import (
     DOCKER,
     LABEL,
@@ -73,6 +72,7 @@ class ContainerRenderer:
             workspace.root: WORKING_FOLDER,
             **({workspace.recipe: "/twinrun/recipe"} if workspace.recipe else {}),
             **({workspace.source: "/twinrun/source"} if workspace.source else {}),
+            **({workspace.place: "/twinrun/checkpoints"} if workspace.place else {}),
         }
 
     def inside(self, path: Path) -> str:
@@ -111,7 +111,7 @@ class ContainerRenderer:
         return NodeCommand(arguments=words, variables={}, folder=root, container=found)
 
     def _volumes(self, command: Command) -> Iterator[Bind]:
-        writable = {self._workspace.run} | ({self._workspace.data} if command.writes_data else set())
+        writable = self._workspace.writable(data=command.writes_data)
         for host, inside in self._mounts.items():
             yield Bind(host=str(host), inside=inside, mode="rw" if host in writable else "ro")
         yield from self._workspace.nodes.bound if self._workspace.nodes else ()
@@ -124,7 +124,7 @@ class ContainerRenderer:
         yield from ("--rm", "--interactive", "--init", "--read-only", "--cap-drop", "ALL")
         yield from ("--security-opt", "no-new-privileges", "--user", self._user, "--shm-size", SHARED_MEMORY)
         yield from ("--label", f"{LABEL}=run", "--tmpfs", f"/tmp:rw,exec,size={TEMPORARY_SIZE}")  # noqa: S108
-        if command.reaches_nodes or command.reaches_store:
+        if command.reaches_nodes:
             # Without a value: the node's own, which only its script knows.
             yield from ("--network", "host", "--env", IMAGE_VARIABLE)
         else:
@@ -147,9 +147,6 @@ class ContainerRenderer:
             yield from ("--device", f"{access.resource}=all")
         for name, value in variables.items():
             yield from ("--env", f"{name}={value}")
-        # As the caller has them; their values, which may be secret, stand nowhere.
-        for name in VARIABLES if command.reaches_store else ():
-            yield from ("--env", name)
         yield from ("--workdir", WORKING_FOLDER, "--entrypoint", "/bin/sh")
 
     def _host(self) -> str:

@@ -42,6 +42,12 @@ class Workspace(Frozen):
     """The site whose nodes start the commands; None where this machine does."""
     source: Path | None = None
     """Checkpoints of another run, or a run folder with them, that ranks go on from."""
+    place: Path | None = None
+    """A folder outside the run that ranks save checkpoints in."""
+
+    def writable(self, *, data: bool) -> set[Path]:
+        """Return the folders that a command may write to; `data`: prepared data sets too."""
+        return {self.run, *([self.place] if self.place else []), *([self.data] if data else [])}
 
     @property
     def search_path(self) -> tuple[Path, ...]:
@@ -80,8 +86,6 @@ class Command(Frozen):
     """Whether it prepares data sets; all others only read them."""
     reaches_nodes: bool = False
     """Whether it talks to other nodes; all others are without a network where the engine can do that."""
-    reaches_store: bool = False
-    """Whether it talks to an object store, as the caller, whose variables say how."""
 
 
 class NodeCommand(Frozen):

@@ -43,8 +43,8 @@ class ImageFile(LocalCommands):
         """Yield each folder, with `rw` where `command` may write to it, else `ro`."""
         workspace = self._workspace
         folders = (workspace.root, workspace.data, workspace.run, workspace.recipe, workspace.source)
-        writable = {workspace.run} | ({workspace.data} if command.writes_data else set())
-        for folder in filter(None, folders):
+        writable = workspace.writable(data=command.writes_data)
+        for folder in filter(None, (*folders, workspace.place)):
             yield Bind(host=str(folder), inside=str(folder), mode="rw" if folder in writable else "ro")
         if workspace.nodes:
             yield from workspace.nodes.bound

@@ -53,8 +53,6 @@ class Launch:
     """A file, or the name of a module."""
     job: Job
     """Its paths are as the ranks see them."""
-    reaches_store: bool = False
-    """Whether the ranks talk to an object store."""
 
 
 class LaunchResult(Frozen):
@@ -98,7 +96,7 @@ class RankCommands:
         program = (inside(script),) if isinstance(script, Path) else ("-m", script)
         job = inside(job_file(self.workspace.run, placement.id))
         words, variables = (PYTHON, *program, "--job", job), dict(self.variables)
-        command = Command(arguments=words, variables=variables, reaches_store=launch.reaches_store)
+        command = Command(arguments=words, variables=variables)
         meeting = Rendezvous(first_node=self.scheduler.first_node(), port=self.scheduler.port(), id=attempt)
         rendered = tuple(
             self.launcher.render(

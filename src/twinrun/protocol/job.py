@@ -21,7 +21,7 @@ class Checkpointing(Frozen):
     """Where the ranks save the state of a point, and from what they go on."""
 
     place: str = ""
-    """Folder or `s3://bucket/prefix`; empty means the run folder. Each point has a part of its own there."""
+    """Folder; empty means the run folder. Each point has a part of its own there."""
     steps: Positive
     """Optimizer steps between two checkpoints."""
     mode: Literal["exact", "bounded"] = "exact"

@@ -43,7 +43,7 @@ class CheckpointModel(Frozen):
 
     kind: Literal["checkpoint"] = "checkpoint"
     place: str
-    """Folder or `s3://bucket/prefix` that has the folder of the step."""
+    """Folder that has the folder of the step."""
     step: Annotated[int, Field(ge=0)]
     sha256: str
     """Digest of its manifest, which has those of all tensors."""

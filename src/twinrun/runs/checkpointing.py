@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from twinrun.checkpoints import store_at
-from twinrun.checkpoints.s3 import is_remote
+from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.store import MANIFEST
 from twinrun.checkpoints.verification import demand_same_run, demand_signed_checkpoint, read_manifest
 from twinrun.foundation.errors import InputError
@@ -64,17 +62,15 @@ def checkpointing_of(
     if found:
         values = {"steps": max(one.end for one in found), "mode": "bounded"} | values
     asked = validate(values, Checkpointing, place=OPTION)
-    if asked.place and not is_remote(asked.place, option=f"{OPTION} place"):
-        raise InputError(
-            "--checkpoint place takes only s3:// URLs",
-            place=f"{OPTION} place",
-            found=asked.place,
-            allowed="s3://...",
-        )
     source = source or asked.source
-    if source and not is_remote(source, option=FROM):
-        source = str(Path(source).absolute())
-    return asked.model_copy(update={"source": source})
+    for option, named in ((f"{OPTION} place", asked.place), (FROM, source)):
+        if named and "://" in named:
+            hint = "mount the bucket, or copy it to a folder"
+            raise InputError("no folder", place=option, found=named, allowed="a folder", hint=hint)
+    place = str(Path(asked.place).absolute()) if asked.place else ""
+    return asked.model_copy(
+        update={"place": place, "source": str(Path(source).absolute()) if source else None}
+    )
 
 
 def _check_source(plan: Plan, legs: Sequence[LegSteps], source: str | None) -> None:
@@ -87,7 +83,7 @@ def _check_source(plan: Plan, legs: Sequence[LegSteps], source: str | None) -> N
             f"leg {first.number} goes on after step {first.begin}" if first else "",
             place=FROM,
             found="nothing to go on from",
-            allowed=f"the run folder of leg {first.number - 1}, or s3://..." if first else None,
+            allowed=f"the run folder of leg {first.number - 1}" if first else None,
         )
     if source and not lacking:
         raise InputError(
@@ -107,14 +103,9 @@ class PointCheckpoints(NamedTuple):
     begin: int | None = None
     """Step that the point goes on after."""
 
-    @property
-    def reaches_store(self) -> bool:
-        """Whether ranks talk to an object store."""
-        return any(is_remote(one) for one in (self.place, self.source) if one)
-
     def seen(self, asked: Checkpointing, inside: Callable[[Path], str]) -> Checkpointing:
         """Return what the ranks are told, who see a folder as `inside` says."""
-        place, source = (one and (one if is_remote(one) else inside(Path(one))) for one in self[:2])
+        place, source = (one and inside(Path(one)) for one in self[:2])
         return asked.model_copy(update={"place": place, "source": source, "begin": self.begin})
 
 
@@ -132,19 +123,17 @@ def resolved(
     """
     if asked is None:
         return {}
-    if asked.source and not is_remote(asked.source) and not Path(asked.source).is_dir():
+    if asked.source and not Path(asked.source).is_dir():
         raise InputError("no such folder", place=FROM, found=asked.source, hint="name a run folder")
-    for remote in (asked.place, asked.source):
-        # Without boto3 here only the ranks can ask, where the stack has it.
-        if remote and is_remote(remote) and importlib.util.find_spec("boto3"):
-            store_at(remote).steps()
+    if asked.place and not Path(asked.place).is_dir():
+        raise InputError("no such folder", place=f"{OPTION} place", found=asked.place, hint="make it first")
     found, known = dict[str, PointCheckpoints](), {point.id for point in plan.points}
     for point in plan.points:
         leg, source = plan.description.points[point.id].leg, asked.source
         place = (
             f"{asked.place.rstrip('/')}/{point.id}" if asked.place else str(run / "checkpoints" / point.id)
         )
-        if leg and asked.place and not resume and (steps := store_at(place).steps()):
+        if leg and asked.place and not resume and (steps := FolderStore(Path(place)).steps()):
             raise InputError(
                 f"leg {leg.number} was run before; nothing is overwritten",
                 place=place,
@@ -167,7 +156,7 @@ def _inside_of(source: str, leg: LegSteps) -> str:
     """Return the place of the leg before inside a run folder, a place of several points, or as it is."""
     base = source.rstrip("/")
     places = (f"{base}/checkpoints/{leg.previous}", f"{base}/{leg.previous}")
-    return next((place for place in places if store_at(place).steps()), base)
+    return next((place for place in places if FolderStore(Path(place)).steps()), base)
 
 
 def demand_signatures(
@@ -187,13 +176,13 @@ def demand_signatures(
         return
     own = {one.place for one in found.values()}
     for one in found.values():
-        demand_signed_checkpoint(store_at(one.place), step=None, root=root)
+        demand_signed_checkpoint(FolderStore(Path(one.place)), step=None, root=root)
         if one.source and one.source not in own:
-            demand_signed_checkpoint(store_at(one.source), step=one.begin, root=root)
+            demand_signed_checkpoint(FolderStore(Path(one.source)), step=one.begin, root=root)
 
 
 def _check_continuation(source: str, leg: LegSteps, identity: Mapping[str, str]) -> None:
-    store = store_at(source)
+    store = FolderStore(Path(source))
     steps = store.steps()
     if leg.begin not in steps:
         raise InputError(

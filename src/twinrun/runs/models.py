@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-from twinrun.checkpoints import store_at
+from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.hugging_face.model_folder import PATTERNS, digest_of_folder, lacking, model_files
 from twinrun.checkpoints.hugging_face.tokenizer import IDENTITY, is_known
 from twinrun.checkpoints.hugging_face.writing import write_folder
-from twinrun.checkpoints.s3 import is_remote
 from twinrun.checkpoints.store import MANIFEST, STEP
 from twinrun.checkpoints.verification import read_manifest
 from twinrun.foundation.cache import cache_root
@@ -120,7 +118,7 @@ def prepared_model(source: ModelSource, *, folder: Path, say: Callable[[str], No
         if not folder.is_dir():
             _demand_checkpoint(source, folder)
             say(f"converting step {source.step}, once: {folder}")
-            write_folder(store_at(_place(source)), source.step, folder)
+            write_folder(FolderStore(_place(source)), source.step, folder)
 
 
 def _demand_fetched(source: RepositoryModel, folder: Path) -> None:
@@ -153,15 +151,12 @@ def _demand_checkpoint(source: CheckpointModel, folder: Path) -> None:
         # Named by its digest, and whole.
         return
     place = _place(source)
-    if not is_remote(place, option=OPTION):
-        if not Path(place).is_dir():
-            raise InputError("no such folder of checkpoints", place=OPTION, found=place)
-    elif not importlib.util.find_spec("boto3"):
-        raise MachineError("an object store is read with boto3", place=place, hint="pip install boto3")
-    store = store_at(place)
+    if not place.is_dir():
+        raise InputError("no such folder of checkpoints", place=OPTION, found=source.place)
+    store = FolderStore(place)
     if source.step not in (steps := store.steps()):
         found = STEP.format(source.step)
-        raise InputError("no such checkpoint", place=place, found=found, allowed=steps or "none is here")
+        raise InputError("no such checkpoint", place=str(place), found=found, allowed=steps or "none is here")
     manifest = read_manifest(store, source.step)
     file = store.file(source.step, MANIFEST)
     if (found := manifest.digest()) != source.sha256:
@@ -176,5 +171,5 @@ def _demand_checkpoint(source: CheckpointModel, folder: Path) -> None:
         )
 
 
-def _place(source: CheckpointModel) -> str:
-    return source.place if is_remote(source.place) else str(Path(source.place).expanduser().absolute())
+def _place(source: CheckpointModel) -> Path:
+    return Path(source.place).expanduser().absolute()

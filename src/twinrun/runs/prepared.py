@@ -131,7 +131,6 @@ class Prepared:
             placement=point,
             script=self.script,
             job=self.selection.workload.job(self.plan.part, point, attempt, settings),
-            reaches_store=bool(own and asked and own.reaches_store),
         )
 
     def printed(self) -> dict[str, object]:
@@ -291,7 +290,7 @@ def _workspace(project: Project, selection: Selection, run: Path, *, model: Path
     own = (kept / "kernels",) if recipe.elsewhere and recipe.recipe.name in names else ()
     shared = [name for name in names if not own or name != recipe.recipe.name]
     asked, user = selection.checkpointing, isinstance(selection.description.model, FolderModel)
-    left = Path(asked.source) if asked and asked.source and "://" not in asked.source else None
+    left = Path(asked.source) if asked and asked.source else None
     return Workspace(
         root=project.root,
         recipe=kept if recipe.elsewhere else None,
@@ -300,6 +299,7 @@ def _workspace(project: Project, selection: Selection, run: Path, *, model: Path
         nodes=selection.site.site if selection.site else None,
         packages=package_folders(project.root, shared, own=own),
         source=left or (model if user else None),
+        place=Path(asked.place) if asked and asked.place else None,
     )
 
 

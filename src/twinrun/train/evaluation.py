@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from twinrun.checkpoints import store_at
+from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.hugging_face.model_folder import digest_of_folder, stamps
 from twinrun.checkpoints.hugging_face.tokenizer import FILE
 from twinrun.checkpoints.hugging_face.writing import write_folder
@@ -198,7 +198,7 @@ def _train(job: TrainingJob, step: int, folder: Path) -> TrainedModel:
 def _export(job: TrainingJob, step: int, model: Path) -> str:
     """Write a checkpoint as a folder of transformers, unless it is there; return its manifest's digest."""
     assert job.checkpointing is not None, "a training that is scored saves"
-    store, tokenizer = store_at(job.checkpointing.place), Path(job.data) / FILE
+    store, tokenizer = FolderStore(Path(job.checkpointing.place)), Path(job.data) / FILE
     if not model.exists():
         # In a container the ranks see the prepared data, and not what was fetched for it.
         write_folder(store, step, model, tokenizer=tokenizer if tokenizer.is_file() else None)

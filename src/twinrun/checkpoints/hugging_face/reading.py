@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.hugging_face.families import form_of_config
 from twinrun.checkpoints.hugging_face.writing import CONFIG, MODEL, SEAL, WEIGHTS, turned
 from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredTensor
@@ -19,7 +20,7 @@ from twinrun.checkpoints.safetensors import (
     metadata_of,
     parse_header,
 )
-from twinrun.checkpoints.store import DamagedError, Sink, Store
+from twinrun.checkpoints.store import DamagedError, Sink
 from twinrun.checkpoints.verification import demand_same_run
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import parse_json, read_regular, sha256_of_bytes
@@ -53,7 +54,7 @@ def is_folder_of_weights(place: Path) -> bool:
     return (place / CONFIG).is_file()
 
 
-def read_folder(folder: Path, store: Store) -> int:
+def read_folder(folder: Path, store: FolderStore) -> int:
     """Write the weights in `folder` to `store` as a checkpoint after step 0; return the step.
 
     Raises:
@@ -81,7 +82,7 @@ def read_folder(folder: Path, store: Store) -> int:
 
 
 def _write(
-    store: Store,
+    store: FolderStore,
     pairs: list[TensorPair],
     tensors: dict[str, TensorLocation],
     seal: Seal | None,

@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.hugging_face.families import form_of
 from twinrun.checkpoints.hugging_face.tokenizer import tokenizer_files
 from twinrun.checkpoints.manifest import CheckpointManifest
 from twinrun.checkpoints.safetensors import ITEM_BYTES, Entry, header_of
-from twinrun.checkpoints.store import MANIFEST, Store
+from twinrun.checkpoints.store import MANIFEST
 from twinrun.checkpoints.verification import TensorReader, verify
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import cannot_write, canonical_json, demand_absent, sha256_of_bytes
@@ -30,7 +31,7 @@ CODES: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 SEAL = "twinrun"
 
 
-def write_folder(store: Store, step: int, out: Path, *, tokenizer: Path | None = None) -> Path:
+def write_folder(store: FolderStore, step: int, out: Path, *, tokenizer: Path | None = None) -> Path:
     """Write the weights of a checkpoint as transformers has them to the folder `out`.
 
     The optimizer is left out. The tokenizer is written too where it is known, see `tokenizer_files`.
@@ -109,7 +110,9 @@ def _demand_held(manifest: CheckpointManifest, pairs: list[TensorPair], form: Fo
     return found[0]
 
 
-def _write_weights(path: Path, store: Store, manifest: CheckpointManifest, pairs: list[TensorPair]) -> None:
+def _write_weights(
+    path: Path, store: FolderStore, manifest: CheckpointManifest, pairs: list[TensorPair]
+) -> None:
     shape = {name: one for name, one in manifest.identity.items() if name.startswith(SHAPE)}
     stored = [manifest.tensors[MODEL + pair.ours] for pair in pairs]
     entries = [

@@ -9,15 +9,16 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from twinrun.checkpoints import store_at
+from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredPart, StoredTensor
-from twinrun.checkpoints.store import MANIFEST, DamagedError, Store
+from twinrun.checkpoints.store import MANIFEST, DamagedError
 from twinrun.checkpoints.verification import demand_published_checkpoint, read_manifest, retire
 from twinrun.foundation.errors import InputError, RunError, TwinrunError
 from twinrun.protocol.training import TrainingJob
@@ -68,7 +69,7 @@ class Checkpoints:
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         if self._group is None:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        self._store = store_at(self._settings.place)
+        self._store = FolderStore(Path(self._settings.place))
         self._staging = state.Staging()
         self._previous: str | None = None
         self._saving: Future[Any] | None = None
@@ -86,7 +87,7 @@ class Checkpoints:
             RunError: there are checkpoints, and none is good.
         """
         for place in (self._settings.place, self._settings.source):
-            store = self._store if place == self._settings.place else place and store_at(place)
+            store = self._store if place == self._settings.place else place and FolderStore(Path(place))
             steps = self._together(store.steps) if store else []
             if store and (steps or self._together(store.latest) is not None):
                 return self._resume_from(store, self._suitable(store, steps))
@@ -94,7 +95,7 @@ class Checkpoints:
             raise self._nothing_after(self._settings.source or self._settings.place, [])
         return 0
 
-    def _suitable(self, store: Store, steps: list[int]) -> list[int]:
+    def _suitable(self, store: FolderStore, steps: list[int]) -> list[int]:
         """Return the steps to choose from: of what a leg goes on from the one after which it begins."""
         begin = self._settings.begin
         if begin is None:
@@ -157,7 +158,7 @@ class Checkpoints:
             self._store.abandon(self._saved, self._token)
             raise _cause(error) from None
 
-    def _resume_from(self, store: Store, steps: list[int]) -> int:
+    def _resume_from(self, store: FolderStore, steps: list[int]) -> int:
         newest = self._together(store.latest)
         if newest is not None and newest.step not in steps:
             missing = store.file(newest.step, MANIFEST)
@@ -178,7 +179,7 @@ class Checkpoints:
         hint = anew if store is self._store else "bring it again from where it was saved"
         raise RunError("no checkpoint is good", place=store.place, hint=hint)
 
-    def _try(self, store: Store, step: int) -> str | None:
+    def _try(self, store: FolderStore, step: int) -> str | None:
         """Load a checkpoint; return what is damaged, the same on every rank."""
         fault, manifest = None, None
         try:

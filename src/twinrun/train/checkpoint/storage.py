@@ -40,6 +40,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
+from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.manifest import (
     CheckpointManifest,
     Chunk,
@@ -58,7 +59,7 @@ from twinrun.checkpoints.parts import (
     write_part,
 )
 from twinrun.checkpoints.safetensors import ITEM_BYTES, Entry
-from twinrun.checkpoints.store import MANIFEST, Sink, Store, demand_readable
+from twinrun.checkpoints.store import MANIFEST, Sink, demand_readable
 from twinrun.checkpoints.verification import entry_of, read_chunk, read_entries, threads
 from twinrun.foundation.errors import RunError, TwinrunError
 from twinrun.train import rank
@@ -107,7 +108,9 @@ class Planner(DefaultSavePlanner):
 class Writer(StorageWriter, AsyncStager):
     """Writes the files of one checkpoint; `publish` is called once, when all are durable."""
 
-    def __init__(self, store: Store, *, step: int, token: int, staging: Staging, index: IndexMaker) -> None:
+    def __init__(
+        self, store: FolderStore, *, step: int, token: int, staging: Staging, index: IndexMaker
+    ) -> None:
         self._store, self._step, self._token, self._index = store, step, token, index
         self._staging = staging
         self._holders: dict[str, tuple[tuple[int, int], ...]] = {}
@@ -197,7 +200,9 @@ class Writer(StorageWriter, AsyncStager):
 class Reader(StorageReader):
     """Reads the tensors of one checkpoint; the bytes that are used are those that were hashed."""
 
-    def __init__(self, store: Store, manifest: CheckpointManifest, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, store: FolderStore, manifest: CheckpointManifest, tensors: Mapping[str, Tensor]
+    ) -> None:
         """Take the tensors that are loaded into: what they need says which parts are read."""
         self._store, self._manifest, self._tensors = store, manifest, tensors
         self._parts: dict[int, PartManifest] = {}

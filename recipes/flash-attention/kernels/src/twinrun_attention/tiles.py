@@ -49,7 +49,7 @@ def fetch(
 
 @triton.jit
 def store_tile(base, first, rows_left, step, value, D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Store rows from `first` on, in the type of the target."""
+    """FolderStore rows from `first` on, in the type of the target."""
     rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :]
     places = base + tl.cast(first, tl.int64) * step + rows * step + cols
     tl.store(places, value.to(base.dtype.element_ty), mask=(rows < rows_left) & (cols < D))

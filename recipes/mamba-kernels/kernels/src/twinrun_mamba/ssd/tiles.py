@@ -26,7 +26,7 @@ def store_tile(
     base, first, rows_left, stride, value, COLS: tl.constexpr, at, BLOCK_ROWS: tl.constexpr, BLOCK:
     tl.constexpr
 ):  # fmt: skip
-    """Store rows from `first` and columns from `at` on, in the type of the target."""
+    """FolderStore rows from `first` and columns from `at` on, in the type of the target."""
     rows, cols = first + tl.arange(0, BLOCK_ROWS)[:, None], at + tl.arange(0, BLOCK)[None, :]
     places = base + tl.cast(rows, tl.int64) * stride + cols
     tl.store(places, value.to(base.dtype.element_ty), mask=(rows < rows_left) & (cols < COLS))
