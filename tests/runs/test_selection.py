@@ -13,6 +13,7 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.machine.inventory import processor
 from twinrun.protocol.machine import Device, Machine
 from twinrun.runs import selection
+from twinrun.runs.prepared import prepare
 from twinrun.runs.selection import Request, Selection, select
 
 GIB = 1 << 30
@@ -132,3 +133,27 @@ def test_a_site_runs_the_points_that_its_jobs_get(
     assert ("nodes=32" in "".join(left)) is (most < 32)
     with pytest.raises(MachineError):
         selected(monkeypatch, machine(), **request | {"settings": ("microbatch=1", "nodes=64")})
+
+
+def test_a_users_own_image_is_run_in_place_of_the_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = selected(monkeypatch, machine(), engine=None, image="vendor/pytorch:25.10", dry=True)
+    assert (found.plan.engine, found.plan.image) == ("docker", "vendor/pytorch:25.10")
+    printed = prepare(PROJECT, found, dry=True).printed()["commands"]
+    words = printed["devices=1"][0]["arguments"]  # type: ignore[index]
+    assert words[words.index("--entrypoint") :][:2] == ["--entrypoint", "python"]
+    assert "vendor/pytorch:25.10" in words
+    with pytest.raises(InputError, match="runs no image by its name"):
+        selected(monkeypatch, machine(), engine="venv", image="vendor/pytorch:25.10")
+
+
+def test_time_is_said_with_its_upper_end_and_what_nobody_knows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(f"{SITE.replace('NODES', '32')}minutes = 1\nnetwork_gbit_s = 400\n", encoding="utf-8")
+    monkeypatch.setenv("TWINRUN_CLUSTER", str(file))
+    found = selected(monkeypatch, machine(), cluster="big", scale="paper", dry=True)
+    values = {one.name: one for one in found.choices}
+    assert " at most " in values["time"].value
+    assert " at most " in values["node hours"].value
+    assert "takes up to" in values["limit"].because

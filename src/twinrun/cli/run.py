@@ -32,6 +32,7 @@ def run(
     launcher: str | None = None,
     scheduler: str | None = None,
     cluster: str | None = None,
+    image: str | None = None,
     scale: Literal["smoke", "node", "paper"] | None = None,
     set: Annotated[tuple[str, ...], Parameter(allow_repeating=True)] = (),
     controls: int | None = None,
@@ -57,6 +58,7 @@ def run(
         launcher: who starts the ranks: torchrun, srun or mpirun
         scheduler: who gives the machines: local, slurm, pbs or gridengine
         cluster: site of cluster.toml, where the scheduler is
+        image: your own image of Docker or Podman, in place of the stack's; the record says what differs
         scale: how much of the experiment: on a processor, on this machine, as published
         set: key=value, a field of the table of the recipe's workload; may be given many times
         controls: control runs of the first point, which sum in other orders: 8 or more for a parity

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from twinrun.execution.container import (
     DOCKER,
@@ -62,8 +63,15 @@ class ContainerRenderer:
         workspace: Workspace,
         program: Program = DOCKER,
         rootless: bool = False,
+        own: bool = False,
     ) -> None:
-        """Take an image and the folders of its containers; `rootless`: root in them is the caller."""
+        """Take an image and the folders of its containers.
+
+        Args:
+            rootless: root in them is the caller.
+            own: the image is the user's, and starts another program than its interpreter.
+        """
+        self._entry = ("--entrypoint", PYTHON) if own else ()
         self._program, self._image, self._vendor, self._workspace = program, image, vendor, workspace
         self._user = "0:0" if rootless else f"{os.getuid()}:{os.getgid()}"
         self._mounts = {
@@ -121,6 +129,7 @@ class ContainerRenderer:
     ) -> Iterator[str]:
         access, nodes = self._vendor.container, self._workspace.nodes
         fabric = bool(nodes and nodes.infiniband)
+        yield from self._entry
         yield from ("--rm", "--interactive", "--init", "--read-only", "--cap-drop", "ALL")
         yield from ("--security-opt", "no-new-privileges", "--user", self._user, "--shm-size", SHARED_MEMORY)
         yield from ("--label", f"{LABEL}=run", "--tmpfs", f"/tmp:rw,exec,size={TEMPORARY_SIZE}")  # noqa: S108
@@ -157,13 +166,11 @@ class ContainerRenderer:
 class ContainerEngine(ContainerRenderer):
     """Starts on this machine what it renders."""
 
-    def __init__(
-        self, *, image: str, vendor: Vendor, workspace: Workspace, program: Program = DOCKER
-    ) -> None:
+    def __init__(self, *, program: Program = DOCKER, image: str, **more: Any) -> None:
         rootless = any(
             word in ask(program, "info", "--format", program.rootless) for word in ("rootless", "true")
         )
-        super().__init__(image=image, vendor=vendor, workspace=workspace, program=program, rootless=rootless)
+        super().__init__(image=image, program=program, rootless=rootless, **more)
         self.image_digest = image_id(program, image)
 
     def changed_files(self, *, whole: bool = False) -> dict[str, str]:
@@ -236,8 +243,8 @@ class ContainerKind:
 
     def renderer(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> ContainerRenderer:
         """Return what writes the commands of a daemon that runs as root."""
-        image, program = stack.image(), self.program
-        return ContainerRenderer(image=image, vendor=vendor, workspace=workspace, program=program)
+        image, program, own = stack.image(), self.program, stack.own_image is not None
+        return ContainerRenderer(image=image, vendor=vendor, workspace=workspace, program=program, own=own)
 
     def open_engine(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace, say: Say) -> Engine:
         """Return the engine for the image of the stack's lock.
@@ -254,7 +261,8 @@ class ContainerKind:
             message = "the image under this tag is not the one of the locks"
             hint = f"remove it, and {build} makes the right one"
             raise MachineError(message, place=place, found=wrong, hint=hint)
-        return ContainerEngine(image=image, vendor=vendor, workspace=workspace, program=self.program)
+        own = stack.own_image is not None
+        return ContainerEngine(image=image, vendor=vendor, workspace=workspace, program=self.program, own=own)
 
 
 def ask(program: Program, *arguments: str) -> str:

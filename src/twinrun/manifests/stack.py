@@ -146,6 +146,8 @@ class LoadedStack(Frozen):
     """Names of the Python packages that are locked."""
     committed: CommittedInventory | None = None
     """Image of these inputs, where it is committed beside the locks."""
+    own_image: str | None = None
+    """Image of a user or a vendor in place of the stack's: what it has is looked at, not demanded."""
 
     def lock(self, root: Path) -> Path:
         """Return the path of the hashed Python lock."""
@@ -173,8 +175,8 @@ class LoadedStack(Frozen):
         return load_apt_lock(root / self.folder) if self.stack.base else None
 
     def image(self) -> str:
-        """Return the reference of the image that is made of exactly these inputs."""
-        return f"{self.stack.image}:{self.inputs_sha256[:12]}"
+        """Return the reference of the image that is made of exactly these inputs, or of the user's own."""
+        return self.own_image or f"{self.stack.image}:{self.inputs_sha256[:12]}"
 
     def inputs_label(self) -> str:
         """Return the label of an image of these inputs, which anybody can put on another one too."""
@@ -187,7 +189,7 @@ class LoadedStack(Frozen):
     def wrong_image(self, found: str) -> str | None:
         """Return why the image with the ID `found` is not the stack's, or None; both IDs are named."""
         known = self.known_ids()
-        if found in known:
+        if self.own_image or found in known:
             return None
         expected = " or ".join(known) or "no image that was built here or is committed"
         return f"{self.image()} is {found}, not {expected}"

@@ -179,6 +179,8 @@ def doubts(found: Judged) -> Iterator[str]:
         yield "the run has no commit"
     elif revision.changes_sha256 is not None:
         yield "the commit of the run had changes"
+    if not found.plan.image.startswith(f"twinrun/{found.plan.stack}:"):
+        yield f"own image: {found.plan.image} ran in place of the stack's"
     if other := environment.lock_differences:
         named, more = list(other.items())[:NAMED], len(other) - NAMED
         words = ", ".join(f"{name} {what}" for name, what in named)

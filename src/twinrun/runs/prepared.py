@@ -282,7 +282,8 @@ def _data(selection: Selection, data: Path) -> Path | None:
 
 def _workspace(project: Project, selection: Selection, run: Path, *, model: Path | None) -> Workspace:
     """Return the folders that a run uses; kernels of the image are not looked for in the checkout."""
-    baked = selection.stack.stack.kernels if selection.engine.RUNS_IMAGES else ()
+    locked = selection.engine.RUNS_IMAGES and not selection.stack.own_image
+    baked = selection.stack.stack.kernels if locked else ()
     wanted = selection.recipe.recipe.kernels if selection.description.kernels else ()
     recipe = selection.recipe
     kept = project.root / recipe.folder

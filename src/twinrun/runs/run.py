@@ -148,7 +148,7 @@ def _demand_interpreter(prepared: Prepared, engine: Engine) -> None:
     An image was checked when it was built.
     """
     selection = prepared.selection
-    if selection.engine.RUNS_IMAGES:
+    if selection.engine.RUNS_IMAGES and not selection.stack.own_image:
         return
     script, source = prepared.script, prepared.project.root / "src"
     modules = [*selection.description.modules, *([script] if isinstance(script, str) else [])]

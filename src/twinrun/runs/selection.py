@@ -14,7 +14,7 @@ from twinrun.execution.site_qualification import is_slow, qualification_of
 from twinrun.foundation.cache import bytecode_folder
 from twinrun.foundation.errors import InputError, MachineError, require_known
 from twinrun.foundation.manifest import Frozen
-from twinrun.foundation.text import duration
+from twinrun.foundation.text import duration, number
 from twinrun.machine.architecture import misfit, refuse_misfit
 from twinrun.machine.inventory import detect, processor
 from twinrun.manifests.cluster import LoadedSite, load_site
@@ -30,7 +30,7 @@ from twinrun.runs.checkpointing import checkpointing_of
 from twinrun.workloads import load_workload
 from twinrun.workloads.settings import Difference
 from twinrun.workloads.sweep import refuse
-from twinrun.workloads.workload import Choice, Hardware, PlanDescription, Workload
+from twinrun.workloads.workload import Choice, Hardware, PlanDescription, Point, Workload
 
 LAUNCHER, SCHEDULER = "torchrun", "local"
 # Why a choice is what the user typed.
@@ -52,6 +52,8 @@ class Request(Frozen):
     scheduler: str | None = None
     cluster: str | None = None
     """Site of cluster.toml."""
+    image: str | None = None
+    """Image of a user or a vendor, to run in place of the stack's."""
     scale: str | None = None
     settings: tuple[str, ...] = ()
     checkpoint: tuple[str, ...] = ()
@@ -129,6 +131,8 @@ def select(project: Project, request: Request) -> Selection:
     wanted = machine.vendor if vendor is None else vendor.value
     stack, stack_choice = stack_for_run(project, loaded, asked=request.stack, vendor=wanted, machine=machine)
     name = stack.stack.vendor
+    if request.image:
+        stack = stack.model_copy(update={"own_image": request.image})
     engine = _engine(project, request, stack, machine, site)
     module = load_engine(engine.value)
     launcher = _choice("launcher", request.launcher, site, default=LAUNCHER)
@@ -292,6 +296,10 @@ def _engine(
     project: Project, request: Request, stack: LoadedStack, machine: Machine, site: LoadedSite | None
 ) -> Choice:
     """Return the engine that was asked for, else the site's, else docker where its image runs, else venv."""
+    if request.image:
+        found = request.engine or (site.site.engine if site else "docker")
+        require_known(found, ("docker", "podman"), "runs no image by its name", place="--image")
+        return Choice(name="engine", value=found, because=f"it runs the image {request.image}")
     if site:
         return _choice("engine", request.engine, site, default="venv")
     built, vendor = stack.stack.archs, project.vendors[stack.stack.vendor]
@@ -365,33 +373,56 @@ def _demand_nodes(scheduler: Scheduler, plan: Plan) -> None:
         )
 
 
+def _most(point: Point) -> float | None:
+    """Return the seconds of a point at the upper end of the interval of a step, None where nobody knows."""
+    first = point.predicted[0] if point.predicted else None
+    if point.seconds is None or first is None or not first.seconds or not first.covers:
+        return point.seconds
+    return point.seconds * max(1.0, first.covers[1] / first.seconds)
+
+
 def _estimate(plan: Plan) -> tuple[Choice, ...]:
-    """Return how long the points will take, where anything is known of it."""
-    known = [(point.id, point.seconds) for point in plan.points if point.seconds is not None]
+    """Return how long the points will take and the node-hours of that, where anything is known of it."""
+    known = [point for point in plan.points if point.seconds is not None]
     if not known:
         return ()
     start = LATER_START if bytecode_folder().is_dir() else FIRST_START
-    each = ", ".join([f"start {duration(start)}", *(f"{name} {duration(one)}" for name, one in known)])
-    total = start + sum(seconds for _, seconds in known)
-    return (Choice(name="time", value=f"about {duration(total)}", because=f"estimated: {each}"),)
+    total, most = (
+        start + sum(one.seconds or 0 for one in known),
+        start + sum(_most(one) or 0 for one in known),
+    )
+    value = f"about {duration(total)}" + (f", at most {duration(most)}" if most > 1.02 * total else "")
+    each = [f"start {duration(start)}", *(f"{one.id} {duration(one.seconds or 0)}" for one in known)]
+    because = f"estimated: {', '.join(each)}"
+    if unknown := [one.id for one in plan.points if one.seconds is None]:
+        value += f" for {len(known)} of {len(plan.points)} points"
+        because += f"; not estimated: {', '.join(unknown)}"
+    found = [Choice(name="time", value=value, because=because)]
+    if max(point.nodes for point in plan.points) > 1 and not unknown:
+        hours, worst = (
+            sum(one.nodes * (start + (of(one) or 0)) for one in known) / 3600
+            for of in (lambda one: one.seconds, _most)
+        )
+        value, because = f"{number(hours)}, at most {number(worst)}", "nodes of each point by its time"
+        found.append(Choice(name="node hours", value=value, because=because))
+    return tuple(found)
 
 
 def _limit(plan: Plan, site: LoadedSite | None) -> tuple[Choice, ...]:
-    """Return what stands against the time limit of a site: points that take longer, or nobody knows."""
+    """Return what stands against the time limit of a site: points that may take longer, or nobody knows."""
     if site is None:
         return ()
-    limit = site.site.minutes * 60
+    most = {point.id: _most(point) for point in plan.points}
     longer = [
-        f"{point.id} takes about {duration(point.seconds + FIRST_START)}"
-        for point in plan.points
-        if point.seconds is not None and point.seconds + FIRST_START > limit
+        f"{name} takes up to {duration(seconds + FIRST_START)}"
+        for name, seconds in most.items()
+        if seconds is not None and seconds + FIRST_START > site.site.minutes * 60
     ]
-    unknown = [point.id for point in plan.points if point.seconds is None]
     found = []
     if longer:
         because = f"{', '.join(longer)}: raise `minutes` of {site.place}"
         found.append(Choice(name="limit", value=f"{site.site.minutes} min is too short", because=because))
-    if unknown:
+    if unknown := [name for name, seconds in most.items() if seconds is None]:
         because = f"not estimated: {', '.join(unknown)}; a job is ended after that"
         found.append(Choice(name="limit", value=f"{site.site.minutes} min", because=because))
     return tuple(found)

@@ -245,7 +245,7 @@ def _largest(
         seconds = [estimated_seconds(shape, candidate, hardware, world=one.world_size) for one in places]
         known = [one for one in seconds if one is not None]
         if len(known) < len(seconds):
-            longer = ": on this GPU the time is not known"
+            longer = f": on this GPU the time of {candidate.model} is not known"
             continue
         total = sum(known)
         if total <= SWEEP_SECONDS:
