@@ -210,14 +210,6 @@ def test_an_index_that_gives_no_hash_is_taken_at_its_word(
     assert found.state == "gone"
 
 
-def test_a_wheel_of_another_version_than_is_asked_for_is_refused(
-    folder: Path, tmp_path: Path, framework: str
-) -> None:
-    (folder / "requirements.in").write_text("alpha==1.1\n", encoding="utf-8")
-    with pytest.raises(InputError, match="of another version"):
-        refresh(tmp_path, "small")
-
-
 @pytest.mark.parametrize("requirement", ["alpha==9.0", "delta==1.0"])
 def test_what_cannot_be_resolved_leaves_the_old_lock(folder: Path, tmp_path: Path, requirement: str) -> None:
     refresh(tmp_path, "small")

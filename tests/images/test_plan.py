@@ -92,7 +92,6 @@ def test_a_stack_names_its_vendor_and_a_vendor_the_stack_of_the_recipes() -> Non
         ({"context": Path("/new"), "push": "host/x"}, "--context: nothing is built"),
         ({"pull": f"host/x@sha256:{'0' * 64}"}, "--pull: nothing is built"),
         ({"pull": "host/x:tag", "base": None, "wheelhouse": None}, "by its digest"),
-        ({"sign": "key"}, "--sign: what is signed"),
         ({"wheelhouse": Path("/none")}, "--wheelhouse: no such folder"),
         ({"base": Path("/none")}, "--base: no such file"),
         ({"base": Path(__file__)}, "not the locked root file system"),

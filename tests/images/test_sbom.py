@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from twinrun.images.inventory import (
     ImageInventory,
     PackageInventory,
     differences_from_lock,
-    facts,
 )
 from twinrun.images.sbom import sbom_json
 from twinrun.images.wheels import image_packages, requirements
@@ -143,17 +141,3 @@ def test_what_a_schema_forbids_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 def broken(digest: str) -> HashType:
     return HashType(alg=HashAlgorithm.SHA_256, content=digest[:5])
-
-
-def test_the_page_tells_what_is_compiled_for_which_gpu() -> None:
-    contents = contents_of(STACKS["rocm-debian"])
-    measured = contents.measured.model_copy(
-        update={
-            "torch": {"version": "2.7.0", "HIP": "6.3", "architectures": "gfx90a gfx942"},
-            "kernels": {"twinrun-mamba 0.1.0: gfx90a.hsaco": ("gfx90a",)},
-        }
-    )
-    rows = dict(facts(contents.model_copy(update={"measured": measured})))
-    assert rows["PyTorch"] == "2.7.0 (HIP 6.3, architectures gfx90a gfx942)"
-    assert rows["compiled kernels"] == "twinrun-mamba 0.1.0: gfx90a.hsaco for gfx90a"
-    assert re.fullmatch(r"1,237 MB, uncompressed", rows["size"])

@@ -31,7 +31,6 @@ def build(
     dry: Annotated[bool, Parameter(alias="-n")] = False,
     pull: str | None = None,
     push: str | None = None,
-    sign: str | None = None,
     save: Path | None = None,
     base: Path | None = None,
     wheelhouse: Path | None = None,
@@ -45,8 +44,7 @@ def build(
         vendor: folder of images/vendors; alone it means the stack that the recipes use there
         dry: print the plan and stop; with --json all of it
         pull: repository@sha256:DIGEST of a registry to take the image from instead
-        push: repository of a registry to push the image to; oras attaches SBOM and provenance
-        sign: cosign's key that signs what is pushed
+        push: repository of a registry to push the image to
         save: FILE.tar to write the image to, or a folder for it and all that a build needs
         base: tar of the locked root file system, where mmdebstrap cannot make it
         wheelhouse: folder with all packages; nothing is downloaded then

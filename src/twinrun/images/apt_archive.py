@@ -180,7 +180,9 @@ def fetch_packages(
     places = [f"{folder.absolute().as_uri()}/{{archive}}"] if folder else mirrors(epoch)
     with locked_folder(PACKAGES) as cache:
         files = {package: cache / f"{package.sha256}.deb" for package in packages}
-        absent = [one for one, file in files.items() if not _fits(file, one)]
+        absent = [
+            one for one, file in files.items() if not file.is_file() or sha256_of_file(file) != one.sha256
+        ]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             refused = list(pool.map(lambda one: _download(one, files[one], places), absent))
     missing = [(package, said) for package, said in zip(absent, refused, strict=True) if said]
@@ -194,11 +196,6 @@ def fetch_packages(
             " TWINRUN_DEBIAN_SNAPSHOT, or move the lock with `invoke lock --only system --upgrade`",
         )
     return files
-
-
-def _fits(file: Path, package: SystemPackage) -> bool:
-    """Say whether a file is the locked one."""
-    return file.is_file() and sha256_of_file(file) == package.sha256
 
 
 def _download(package: SystemPackage, file: Path, places: list[str]) -> list[str]:

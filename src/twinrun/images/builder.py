@@ -18,7 +18,7 @@ from twinrun.foundation.files import sha256_of_bytes
 from twinrun.foundation.locks import locked
 from twinrun.foundation.manifest import Frozen
 from twinrun.images.context import Context, collect, exhausted, write_wheelhouse
-from twinrun.images.engine import find_client, load, pull, remove_untagged, run_build
+from twinrun.images.engine import find_client, load, pull, run_build
 from twinrun.images.plan import BuildPlan, build_arguments
 from twinrun.machine import daemon
 from twinrun.manifests.image_identity import record_built
@@ -126,13 +126,12 @@ class Builder:
         attributes = self._client.images.get(found).attrs
         labels = attributes["Config"]["Labels"] or {}
         if labels != plan.labels:
-            raise MachineError(
-                "the image is of other inputs than this checkout's",
-                place=reference,
-                found=[f"{name}={value}" for name, value in sorted(labels.items() - plan.labels.items())],
-                allowed=[f"{name}={value}" for name, value in sorted(plan.labels.items() - labels.items())],
-                hint="check the commit out that it was built of",
+            message, hint = "the image is of other inputs than this checkout's", "check its commit out"
+            found_, wanted = (
+                [f"{name}={value}" for name, value in sorted(one)]
+                for one in (labels.items() - plan.labels.items(), plan.labels.items() - labels.items())
             )
+            raise MachineError(message, place=reference, found=found_, allowed=wanted, hint=hint)
         own = daemon.image_id(self._client, found)
         self._check_committed(own, attributes["RootFS"]["Layers"], whose="somebody else's build")
         record_built(plan.image, own)
@@ -183,25 +182,18 @@ class Builder:
             yield Path(name)
 
     def _load(self, archive: Path, expected: str) -> BuiltImage:
-        """Load the image into the engine; the one that had its tag is removed unless it is used."""
+        """Load the image into the engine."""
         name = self._plan.image
-        previous = daemon.find_image(self._client, name)
         self._say(f"loading {name}")
         loaded = load(self._client, archive, name=name)
         found = daemon.image_id(self._client, loaded)
         assert found == expected, "the engine has read another image than was written"
         record_built(name, found)
-        if previous not in (None, loaded):
-            self._say(f"{name} was {previous}, is now {loaded}")
-            remove_untagged(self._client, str(previous), say=self._say)
         return self._tagged(loaded, fresh=True)
 
     def _tagged(self, found: str, *, fresh: bool = False) -> BuiltImage:
-        """Give an image of the engine the plan's tag, and say which other one had it."""
+        """Give an image of the engine the plan's tag."""
         name, image = self._plan.image, self._client.images.get(found)
-        previous = daemon.find_image(self._client, name)
-        if previous not in (None, found):
-            self._say(f"{name} was {previous}, is now {found}")
         image.tag(*name.rsplit(":", 1))
         layers = dict(zip(self._plan.layers, image.attrs["RootFS"]["Layers"], strict=False))
         return BuiltImage(image=name, id=daemon.image_id(self._client, found), fresh=fresh, layers=layers)
@@ -210,16 +202,13 @@ class Builder:
 def _contents(archive: Path) -> tuple[str, list[str]]:
     """Return ID and layers' digests of an archive; raises MachineError for one that is half written."""
 
-    def read(tar: tarfile.TarFile, name: str) -> bytes:
-        stream = tar.extractfile(name)
-        assert stream is not None
-        return stream.read()
-
+    content = b""
     try:
         with tarfile.open(archive) as tar:
-            name = str(json.loads(read(tar, "manifest.json"))[0]["Config"])
-            content = read(tar, name)
-    except (tarfile.TarError, KeyError) as error:
+            for name in ("manifest.json", ""):
+                stream = tar.extractfile(name or str(json.loads(content)[0]["Config"]))
+                content = stream.read() if stream else b""
+    except (tarfile.TarError, KeyError, ValueError) as error:
         message, hint = "the engine has written no whole image", "nothing was tagged"
         raise MachineError(message, place=str(archive), found=str(error), hint=hint) from None
     return f"sha256:{sha256_of_bytes(content)}", json.loads(content)["rootfs"]["diff_ids"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from twinrun.execution.engine import PYTHON, Command, Engine, Workspace, run_to_end
@@ -141,12 +142,9 @@ def applicable(root: Path, stack: LoadedStack, *, image: bool = True) -> list[Pa
     return [*common, *sorted((root / stack.folder / "checks").glob("*.py"))]
 
 
-def _needs(path: Path) -> Sequence[str] | None:
+def _needs(path: Path) -> tuple[str, ...] | None:
     """Return NEEDS of a common check; None for a module that checks import."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if any(isinstance(target, ast.Name) and target.id == "NEEDS" for target in targets):
-            assert isinstance(node, ast.Assign)
-            needs: Sequence[str] = ast.literal_eval(node.value)
-            return needs
-    return None
+    found = re.search(
+        r"^NEEDS(?:: [^=]*)? = (\(.*?\))", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    return tuple(ast.literal_eval(found[1])) if found else None

@@ -14,7 +14,6 @@ from twinrun.foundation.files import demand_absent, demand_replaceable, sha256_o
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.foundation.progress import LiveProgress
 from twinrun.foundation.text import visible
-from twinrun.images.attachments import SBOM, attach, check_signer
 from twinrun.images.builder import Builder, BuiltImage
 from twinrun.images.context import collect
 from twinrun.images.engine import push
@@ -38,8 +37,6 @@ class BuildRequest(Frozen):
     """Image of a registry to take instead of building it, `repository@sha256:...`."""
     push: str | None = None
     """Repository of a registry."""
-    sign: str | None = None
-    """Key of cosign that signs what is pushed: a file, or the address of a key service."""
     save: Path | None = None
     base: Path | None = None
     """The root file system as a tar."""
@@ -78,7 +75,6 @@ def plan_request(root: Path, request: BuildRequest) -> BuildPlan:
 
     Raises:
         InputError: an option that does not fit, a lock out of date, or a root that is not the locked one.
-        MachineError: nothing here signs.
     """
     loaded = choose_stack(root, request.vendor, request.stack)
     framework_index(loaded.stack, asked=request.index)
@@ -98,10 +94,6 @@ def plan_request(root: Path, request: BuildRequest) -> BuildPlan:
         allowed = "repository@sha256:..."
         message = "an image is taken by its digest"
         raise InputError(message, place="--pull", found=request.pull, allowed=allowed, hint=hint)
-    if request.sign and not request.push:
-        raise InputError("what is signed is in a registry", place="--sign", hint="add --push REPOSITORY")
-    if request.sign:
-        check_signer()
     if request.context is not None:
         demand_absent(request.context)
     plan = plan_build(root, loaded)
@@ -142,8 +134,7 @@ def run_build(root: Path, plan: BuildPlan, request: BuildRequest, say: Callable[
             )
         )
         manifest = folder / "manifest.json"
-        whole = manifest.is_file() and (folder / SBOM).is_file()
-        if not whole or load_json(manifest, ImageInventory).digest != built.id:
+        if not manifest.is_file() or load_json(manifest, ImageInventory).digest != built.id:
             # The libraries of the SBOM are slow to import.
             from twinrun.images.inspection import write_inventory
 
@@ -151,7 +142,6 @@ def run_build(root: Path, plan: BuildPlan, request: BuildRequest, say: Callable[
         pushed = None
         if request.push:
             pushed = f"{request.push}@{push(client, plan.image, request.push, tag)}"
-            attach(pushed, folder, plan=plan, root=root, key=request.sign, say=say)
         return BuildResult(built=built, folder=folder, pushed=pushed, saved=request.save)
     finally:
         client.close()

@@ -54,12 +54,13 @@ class Context:
             _copy_tracked(root, kernels, folder / "kernels" / Path(kernels).parent.name)
         texts = {name: json.dumps(value).replace("$", "\\$") for name, value in plan.labels.items()}
         labels = "".join(f"LABEL {name}={text}\n" for name, text in texts.items())
+        told = {"name": plan.image, "platform": plan.stack.stack.platform, "epoch": plan.epoch}
         variables = (f"{name}={shlex.quote(value)}\n" for name, value in plan.variables().items())
         texts = {
             "Dockerfile": (root / DOCKERFILE).read_text(encoding="utf-8") + labels,
             "archive.py": (root / ARCHIVE).read_text(encoding="utf-8"),
             "build.env": "".join(variables),
-            "image.json": plan.description(),
+            "image.json": json.dumps(told),
             "python/requirements.txt": requirements_text(plan.python),
             "tools/requirements.txt": requirements_text(plan.tools),
         }

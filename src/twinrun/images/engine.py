@@ -30,6 +30,7 @@ _COMMAND = re.compile(r"^ERROR: .*(?=exit code: \d+)")
 _MOUNT = re.compile(r"--mount=\S+ ")
 _DISK_FULL = "no space left on device"
 _KEPT_LINES = 400
+_DOCKER = "install docker.io, or docker-ce-cli with docker-buildx-plugin"
 _FIRST_MAJOR_WITH_PLUGIN = 23
 # The engine's address, and nothing that could reach a layer: no proxies, tokens or user's configuration.
 _INHERITED = re.compile(
@@ -41,21 +42,17 @@ _TIMEOUT_SECONDS = 3600
 
 def find_client(client: DockerClient) -> str:
     """Return the command-line client that builds on the engine; raises MachineError."""
-    if daemon.is_podman(client):
-        # Its Docker-compatible socket writes no archive.
-        return shutil.which("podman") or _no_client([], "install podman beside its service")
-    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    found = [path for folder in folders if (path := shutil.which("docker", path=folder))]
-    for program in found:
-        if _can_build(program):
-            return program
-    return _no_client(found, "install docker.io, or docker-ce-cli with docker-buildx-plugin")
-
-
-def _no_client(found: list[str], hint: str) -> NoReturn:
-    raise MachineError(
-        "no command-line client of the engine that can build", place="PATH", found=found, hint=hint
+    # Podman's Docker-compatible socket writes no archive, and its client needs no service.
+    name, hint = (
+        ("podman", "install podman beside its service") if daemon.is_podman(client) else ("docker", _DOCKER)
     )
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    found = [path for folder in folders if (path := shutil.which(name, path=folder))]
+    for program in found:
+        if name == "podman" or _can_build(program):
+            return program
+    message = "no command-line client of the engine that can build"
+    raise MachineError(message, place="PATH", found=found, hint=hint)
 
 
 def _can_build(program: str) -> bool:
@@ -202,14 +199,3 @@ def pull(client: DockerClient, reference: str) -> str:
     """Pull an image, `repository@sha256:...`, and return what the engine calls it; raises MachineError."""
     with _request(client, f"pull {reference}"):
         return str(client.images.pull(reference).id)
-
-
-def remove_untagged(client: DockerClient, image: str, *, say: Callable[[str], None]) -> None:
-    """Remove an image that no tag names; one that a container still uses stays, whose layers are shared."""
-    from docker.errors import APIError
-
-    try:
-        if not client.images.get(image).tags:
-            client.api.remove_image(image)
-    except APIError as error:
-        say(f"kept {image[:19]}: {error.explanation}")

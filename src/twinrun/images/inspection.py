@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,13 +44,6 @@ def image_contents(engine: Engine, root: Path) -> PackageInventory:
             "the image does not say what is in it", place=str(_PROGRAM), found=str(error)
         ) from None
     return found.model_copy(update={"variables": steering_variables(found.variables)})
-
-
-def environment_of(contents: PackageInventory) -> Mapping[str, str]:
-    """Return the contents as flat facts of a record's environment: name and version of each thing."""
-    torch = {f"torch {name}": value for name, value in contents.torch.items()}
-    named = {"system": contents.system, "python": contents.python}
-    return {**named, **contents.toolkit, **contents.collectives, **contents.libraries, **torch}
 
 
 def write_inventory(

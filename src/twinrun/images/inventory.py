@@ -1,4 +1,4 @@
-"""Package inventory of an image: the data, its differences from the locks, and what tells it apart."""
+"""Package inventory of an image: the data and its differences from the locks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.images.wheels import image_packages
 from twinrun.manifests.image_identity import COMMITTED
 from twinrun.manifests.stack import LoadedStack, normalise
-
-_MEGABYTE = 1_000_000
 
 
 class PackageInventory(Frozen):
@@ -92,29 +90,4 @@ def _version_differences(found: dict[str, str], locked: dict[str, str]) -> list[
         f"{name} {found.get(name, 'absent')}, lock has {locked.get(name, 'none')}"
         for name in sorted({*found, *locked})
         if found.get(name) != locked.get(name)
-    ]
-
-
-def facts(inventory: ImageInventory) -> list[tuple[str, str]]:
-    """Return the rows that distinguish the image from others."""
-    measured = inventory.measured
-    torch = dict(measured.torch)
-    version = torch.pop("version", "none")
-    kernels = "; ".join(f"{name} for {', '.join(archs)}" for name, archs in measured.kernels.items())
-
-    def listed(pairs: dict[str, str]) -> str:
-        return ", ".join(f"{name} {value}" for name, value in pairs.items())
-
-    return [
-        ("operating system", f"{measured.system}, {inventory.platform}"),
-        ("Python", measured.python),
-        ("PyTorch", f"{version} ({listed(torch)})" if torch else version),
-        ("collectives", listed(measured.collectives) or "none"),
-        ("FlashAttention", measured.python_packages.get("flash_attn", "none")),
-        ("compilers", listed(measured.toolkit) or "none"),
-        ("compiled kernels", kernels or "none"),
-        ("size", f"{inventory.size_bytes / _MEGABYTE:,.0f} MB, uncompressed"),
-        ("user", measured.user),
-        ("made with a clock of", inventory.created),
-        ("lock", f"`{inventory.lock_sha256}`"),
     ]

@@ -157,9 +157,8 @@ def _ensure_image(root: Path, *, say: Callable[[str], None]) -> str:
 def _write_key(key: Path) -> None:
     """Write munge's key, new each time and readable for its owner alone."""
     key.unlink(missing_ok=True)
-    descriptor = os.open(key, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(secrets.token_bytes(1024))
+    key.touch(0o600)
+    key.write_bytes(secrets.token_bytes(1024))
 
 
 def _compose_text(recipe: Path, image: str, volumes: list[str], *, nodes: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sized
 from pathlib import Path
 
@@ -54,11 +53,6 @@ class BuildPlan(Frozen):
         """Return what the locks name, by the part of the image that takes it."""
         system = {"system": self.system.root, "system to compile": self.system.build}
         return {**system, "python": self.python, "python to compile": self.tools}
-
-    def description(self) -> str:
-        """Return what the archive of the image is told beside the Dockerfile, as JSON."""
-        told = {"name": self.image, "platform": self.stack.stack.platform, "epoch": self.epoch}
-        return json.dumps(told, indent=1) + "\n"
 
     def summary(self) -> dict[str, object]:
         """Return what `--dry` prints."""

@@ -24,7 +24,6 @@ from twinrun.manifests.stack import Stack, framework_pins, matches, normalise, s
 _DIRECT = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?==[A-Za-z0-9.+!_-]+( *;[ A-Za-z0-9_.'\"<>=!()]+)?"
 )
-_EXACT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==([A-Za-z0-9.+!_-]+)", re.MULTILINE)
 # usr-is-merged is installed before all others: /bin is a link from the start.
 _ROOT = (*ESSENTIAL, "usr-is-merged")
 
@@ -39,13 +38,12 @@ def resolve_python(requirements: Path, stack: Stack, *, upgrade: bool = False) -
         upgrade: allow another version of every package that the requirements do not pin.
 
     Raises:
-        InputError: framework.txt has another version than the requirements ask for.
+        InputError: a line of the requirements is no pinned package.
         MachineError: the packages cannot be resolved.
     """
     text = requirements.read_text(encoding="utf-8")
     _check_requirements(requirements, text)
     framework = "".join(path.read_text(encoding="utf-8") for path in framework_pins(requirements))
-    _check_framework(requirements, text, framework)
     before = existing_lock(requirements.with_suffix(".lock"))
     options = ["--python-version", stack.interpreter()]
     options += [word for one in stack.source for word in ("--no-binary", one.package())]
@@ -85,20 +83,6 @@ def declared_metadata(packages: tuple[SourcePackage | ReducedPackage, ...]) -> s
             f'name = "{name}"\nversion = "{version}"\nrequires-dist = {requires}\n'
         )
     return "".join(tables)
-
-
-def _check_framework(requirements: Path, text: str, framework: str) -> None:
-    """Hold the framework's own wheels against the direct requirements."""
-    asked = {normalise(name): version for name, version in _EXACT.findall(text)}
-    for pin in parse_python_lock(framework, place=str(requirements.with_name("framework.txt"))):
-        name, _, version = pin.partition("==")
-        if asked.get(normalise(name), version.partition("+")[0]) != version.partition("+")[0]:
-            raise InputError(
-                "a wheel of the framework's own index is of another version",
-                place=str(requirements.with_name("framework.txt")),
-                found=pin,
-                allowed=f"{name}=={asked[normalise(name)]}",
-            )
 
 
 def _name(pin: str) -> str:

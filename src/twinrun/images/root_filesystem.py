@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -85,6 +86,7 @@ def root_file_system(stack: LoadedStack, *, root: Path, say: Callable[[str], Non
 
 def _make_root(root: Path, stack: Stack, system: AptLock, folder: Path, *, epoch: int) -> str:
     assert stack.base is not None
+    finish = _FINISH.format(python=stack.interpreter())
     suite, files = stack.base.suite, fetch_packages(system.root, epoch=epoch)
     with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as name:
         work = Path(name)
@@ -99,7 +101,7 @@ def _make_root(root: Path, stack: Stack, system: AptLock, folder: Path, *, epoch
             "--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr",
             # mmdebstrap's cleanup runs apt once more, which leaves files of its own.
             "--skip=cleanup/apt",
-            f"--customize-hook=chroot \"$1\" sh -c '{_quoted(_FINISH.format(python=stack.interpreter()))}'",
+            f'--customize-hook=chroot "$1" sh -c {shlex.quote(finish)}',
             *(f'--customize-hook=rm -rf "$1"/{name}' for name in _ADDED),
             *(suite, str(made), f"deb [trusted=yes] copy:{urllib.parse.quote(str(repository))} ./"),
             epoch=epoch,
@@ -111,10 +113,6 @@ def _make_root(root: Path, stack: Stack, system: AptLock, folder: Path, *, epoch
         ).strip()
         fresh.replace(folder / f"{digest}.tar")
     return digest
-
-
-def _quoted(script: str) -> str:
-    return script.replace("'", "'\\''")
 
 
 def _write_repository(files: Iterable[Path], folder: Path, *, suite: str) -> None:

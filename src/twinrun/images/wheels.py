@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from packaging.markers import Marker
+from packaging.markers import Marker, default_environment
 
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.locks import locked_folder
@@ -36,19 +36,13 @@ _SAME_BYTES = {"DS_BUILD_OPS": "0", "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": 
 def requirements(lock: Path, stack: Stack) -> Entries:
     """Return the entries of a lock whose marker holds in the image; raises InputError."""
     version = stack.interpreter()
-    environment = {
-        "implementation_name": "cpython",
-        "implementation_version": f"{version}.0",
-        "os_name": "posix",
-        "platform_machine": _machine(stack),
-        "platform_python_implementation": "CPython",
-        "platform_release": "",
-        "platform_system": "Linux",
-        "platform_version": "",
-        "python_full_version": f"{version}.0",
+    # Stacks are for Linux, as this machine is; the rest of the image is not this machine's.
+    told = {
         "python_version": version,
-        "sys_platform": "linux",
+        "python_full_version": f"{version}.0",
+        "platform_machine": _machine(stack),
     }
+    environment = {name: str(value) for name, value in default_environment().items()} | told
     found = {}
     for pin, digests in parse_python_lock(lock.read_text(encoding="utf-8"), place=str(lock)).items():
         entry, _, marker = pin.partition(" ; ")
