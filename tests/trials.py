@@ -31,6 +31,9 @@ KILLED_RANK = Trials(
 KILLED_LAUNCHER = Trials(
     fault="kill -9 of the launcher at a random moment", promise=SAME, change=1, nightly=40, seed=22
 )
+TOLD_RANK = Trials(
+    fault="SIGTERM to a random rank in a random step", promise=SAME, change=2, nightly=20, seed=23
+)
 DAMAGED_CHECKPOINT = Trials(
     fault="a flipped bit, cut end, zeroed block, swapped or missing file of a checkpoint",
     promise="named before it is used",
@@ -69,6 +72,7 @@ INSIDE_SAVES = Trials(
 ALL = (
     KILLED_RANK,
     KILLED_LAUNCHER,
+    TOLD_RANK,
     INSIDE_SAVES,
     DAMAGED_CHECKPOINT,
     DAMAGED_DATA,

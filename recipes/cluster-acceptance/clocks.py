@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from peers import LEAST_NODES, slow
 
-from twinrun.protocol.power import PowerReading, SampledDevice
+from twinrun.protocol.power import PowerReading
 from twinrun.train.checks import CheckError
-from twinrun.train.power import pci_address
-from twinrun.train.power_sampler import NoPowerError, choose
 
 # A clock settles after power and temperature have: what is read before does not count.
 SETTLED_SECONDS, SECONDS, PERIOD_SECONDS = 2.0, 5.0, 0.05
@@ -26,42 +23,37 @@ REMEDY = "see its temperature, power limit and throttle reasons; exclude the nod
 
 def clocks_under_load(reading: PowerReading | None, count: int) -> str:
     """Say the clock of each device while all are busy; raises CheckError for one below its peers."""
-    reading = reading or PowerReading()
-    addresses = [pci_address(reading.address, device) for device in range(count)]
+    from twinrun.train.power import NoPowerError, sensor_of  # noqa: PLC0415 - only in the check's own process
+
     try:
-        clocks = medians(reading, addresses, Products(count).refill)
+        sensors = {f"device {device}": sensor_of(device, "clock")[1] for device in range(count)}
+        clocks = medians(sensors, Products(count).refill)
     except NoPowerError as error:
         return f"clocks under load were not read: {error}"
-    return judged(clocks, reading)
+    if silent := [name for name in sensors if name not in clocks]:
+        return f"clocks under load were not read: no number from {', '.join(silent)}"
+    return judged(clocks, reading or PowerReading())
 
 
-def medians(
-    reading: PowerReading, addresses: Sequence[str | None], refill: Callable[[], None]
-) -> dict[str, float]:
-    """Return by device the median of its clock in MHz; raises NoPowerError where one says none.
+def medians(sensors: Mapping[str, Callable[[], float]], refill: Callable[[], None]) -> dict[str, float]:
+    """Return by device the median of its clock in MHz, of those that say one.
 
     Args:
         refill: keeps all devices busy until it is called again.
     """
-    samplers = {}
-    for device, address in enumerate(addresses):
-        asked = SampledDevice(pid=os.getpid(), address=address, sensor=reading.clock)
-        samplers[f"device {device}"] = choose(asked)[1]
-    found: dict[str, list[float]] = {name: [] for name in samplers}
+    found: dict[str, list[float]] = {name: [] for name in sensors}
     # Libraries are loaded at the first.
     refill()
     began = time.monotonic()
     while (spent := time.monotonic() - began) < SETTLED_SECONDS + SECONDS:
         refill()
         if spent >= SETTLED_SECONDS:
-            for name, sampler in samplers.items():
+            for name, read in sensors.items():
                 # A driver may be busy.
-                with contextlib.suppress(NoPowerError, OSError, ValueError):
-                    found[name].append(sampler.value())
+                with contextlib.suppress(Exception):
+                    found[name].append(read())
         time.sleep(PERIOD_SECONDS)
-    if silent := [name for name, values in found.items() if not values]:
-        raise NoPowerError(f"no number from {', '.join(silent)}")
-    return {name: statistics.median(values) for name, values in found.items()}
+    return {name: statistics.median(values) for name, values in found.items() if values}
 
 
 def judged(clocks: Mapping[str, float], reading: PowerReading) -> str:

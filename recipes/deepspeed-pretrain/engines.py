@@ -13,6 +13,7 @@ import stages
 import torch
 import torch.distributed as dist
 from configuration import configuration
+from decoders import decoder_of
 from deepspeed.moe.layer import MoE
 from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
 from deepspeed.pipe import PipelineModule, TiedLayerSpec
@@ -211,7 +212,7 @@ def _pipeline(model: Model, job: TrainingJob) -> PipelineModule:
 
 def _ends(model: Model) -> tuple[Any, Any]:
     """Return the layers at the two ends; DeepSpeed sums the gradients of a matrix that both have."""
-    around = model.decoder()
+    around = decoder_of(model)
     if around.head is not around.embedding.weight:
         return stages.Rows(around.embedding.weight), stages.Head(around.head)
     tied = ("tokens", stages.Rows, around.head)

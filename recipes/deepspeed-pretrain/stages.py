@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from decoders import TensorCut, decoder_of
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from twinrun.train.layers import Linear, head_loss, recomputed
-from twinrun.train.models import Model, TensorCut
+from twinrun.train.models import Model
 
 
 class Rows(nn.Module):
@@ -48,7 +49,7 @@ class RecomputedBlock(nn.Module):
 
 def middle(model: Model, *, recompute: bool) -> list[nn.Module]:
     """Return the layers between embedding and head."""
-    around = model.decoder()
+    around = decoder_of(model)
     blocks = [RecomputedBlock(block) if recompute else block for block in model.blocks]
     return [around.entry, *blocks, around.norm]
 
@@ -125,7 +126,7 @@ def split_tensors(model: Model, group: dist.ProcessGroup, *, rank: int) -> None:
     """Cut the matrices that a model names over `group`, whose member `rank` this is; norms stay whole."""
     size = dist.get_world_size(group)
     for block in model.blocks:
-        for name, cut in model.cuts.items():
+        for name, cut in decoder_of(model).cuts.items():
             owner, _, last = name.rpartition(".")
             whole = block.get_submodule(name)
             setattr(block.get_submodule(owner), last, _part(whole, cut, group, size=size, rank=rank))

@@ -5,4 +5,4 @@ from __future__ import annotations
 from twinrun.train import training
 
 if __name__ == "__main__":
-    training.main(engine="engines")
+    training.main(engine="engines", beside="shared_work")

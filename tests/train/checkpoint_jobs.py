@@ -24,7 +24,7 @@ from twinrun.protocol.training import TrainingJob
 # After one rank died, the others end by themselves or are killed, as by a launcher.
 PATIENCE_SECONDS = 2
 # What a run measures of itself; no two runs agree.
-MEASURED = ("history.seconds", "history.timed")
+MEASURED = ("history.seconds", "history.timed", "history.watts", "history.blocked")
 
 
 def saving(job: TrainingJob, place: Path | str, **settings: object) -> TrainingJob:

@@ -41,15 +41,6 @@ def test_each_step_is_a_line(make_job: MakeJob) -> None:
     ]
 
 
-def test_loss_is_the_mean_over_sequences(make_job: MakeJob) -> None:
-    meter = Meter(make_job(), CPU)
-    meter.start()
-    meter.add_loss(torch.tensor(1.0), GLOBAL_BATCH // 4)
-    meter.add_loss(torch.tensor(3.0), GLOBAL_BATCH * 3 // 4)
-    meter.end_step()
-    assert meter.steps[0].loss == 2.5
-
-
 def test_order_hash_knows_steps_but_not_places_in_a_batch(make_job: MakeJob) -> None:
     large = 2**63 - 1
     one = run_steps(make_job(), [[large, large, 5], [7, 8]]).order_hash

@@ -94,12 +94,6 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_too_little_text_is_wrong_input(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="do not fill one sample"):
-        write_corpus(tmp_path / "data", ORIGIN, iter([(np.zeros(3, "<u2"), 3)]))
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
     words = {"a": 0, "b": 1, "c": 2, "?": 3, END_OF_TEXT: 4}
@@ -126,32 +120,12 @@ def test_texts_are_joined_by_the_end_of_text(tmp_path: Path, tokenizer: Path) ->
     assert (tmp_path / "data" / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
 
 
-def test_the_command_takes_local_files(tmp_path: Path, tokenizer: Path) -> None:
-    file = write_texts(tmp_path / "1.json.gz", '{"text": "a b c"}')
-    options = ["--source", "hugging-face", "--sequence", "4", "--out", str(tmp_path / "data")]
-    options += ["--keys", TEXTS.model_dump_json()]
-    assert main([*options, "--tokenizer", str(tokenizer), "--files", str(file)]) == 0
-    assert stream(tmp_path / "data").tolist() == [0, 1, 2, 4]
-
-
 @pytest.mark.parametrize("line", ["{", "[]", '{"url": "x"}'])
 def test_a_broken_line_is_named(tmp_path: Path, tokenizer: Path, line: str) -> None:
     file = write_texts(tmp_path / "1.json.gz", '{"text": "a"}', line)
     with pytest.raises(InputError, match=r"1\.json\.gz:2: "):
         prepare_files(tmp_path / "data", source=TEXTS, files=[file], tokenizer=tokenizer, sequence=1)
     assert not (tmp_path / "data").exists()
-
-
-def test_a_file_cut_short_is_named(tmp_path: Path, tokenizer: Path) -> None:
-    file = write_texts(tmp_path / "1.json.gz", *['{"text": "a"}'] * 100)
-    file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(InputError, match=r"1\.json\.gz"):
-        prepare_files(tmp_path / "data", source=TEXTS, files=[file], tokenizer=tokenizer, sequence=1)
-
-
-def test_missing_options_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--source", "hugging-face", "--sequence", "4", "--out", str(tmp_path / "data")]) == 2
-    assert "--keys and --files" in capsys.readouterr().err
 
 
 def keys(form: str, **others: Any) -> DataSource:

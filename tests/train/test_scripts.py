@@ -12,6 +12,7 @@ pytest.importorskip("streaming", reason="needs the packages of a stack")
 from tests.train.checkpoint_jobs import saving
 from tests.train.small import SHAPE, STEPS, TRAINING, MakeJob, launch
 from twinrun.foundation.manifest import load_json
+from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import TrainingJob, TrainingResult, Validation
 
 LOADED = ("twinrun.train.composer_loop", "twinrun.train.loop")
@@ -144,3 +145,33 @@ def _alone(make_job: MakeJob) -> dict[int, float]:
 
 
 ALONE: dict[int, float] = {}
+
+
+ENGINES = """
+from twinrun.train import building, data_parallel, ranks
+
+def start(job):
+    ranks.join(job, alone=True)
+
+def build(job, device):
+    model = building.build_model(job, device)
+    return Mine(job, model, data_parallel.fused_loss(model))
+
+class Mine(data_parallel.DdpReplica):
+    parallelism = "mine"
+"""
+
+
+def test_an_engine_of_the_recipe_trains_its_layouts(make_job: MakeJob, tmp_path: Path) -> None:
+    """The script is two lines, as the guide has them."""
+    (tmp_path / "engines.py").write_text(ENGINES)
+    path = script(tmp_path, "from twinrun.train import training\ntraining.main(engine='engines')\n")
+    mine = make_job(sharding="none").model_copy(update={"layout": Layout(framework="mine")})
+    done = launch(path, mine, modules=LOADED)
+    assert done.returncode == 0, done.stderr[-2000:]
+    usual = make_job(sharding="none").model_copy(update={"layout": Layout(framework="torch")})
+    assert launch(TRAINING, usual, modules=LOADED).returncode == 0
+    assert [step.loss for step in result(mine).steps] == [step.loss for step in result(usual).steps]
+    assert result(mine).parallelism == "mine"
+    nobody = launch(TRAINING, mine, modules=LOADED)
+    assert "no module trains this layout" in nobody.stderr

@@ -11,13 +11,10 @@ import pytest
 
 pytest.importorskip("composer")
 
-import torch
 
 from tests.ranks import environment
 from tests.train.small import MakeJob, launch_by_torchrun
 from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED
-from twinrun.train.building import build_model, count_parameters
-from twinrun.train.rank import is_out_of_memory
 
 FRAME = """
 import time, torch
@@ -92,32 +89,3 @@ def test_sigterm_ends_a_rank_at_once(make_job: MakeJob, tmp_path: Path) -> None:
         assert process.stdout.readline() == "ready\n"
         process.terminate()
         assert process.wait(timeout=50) == -signal.SIGTERM
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (torch.cuda.OutOfMemoryError("CUDA out of memory"), True),
-        (
-            RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"),
-            True,
-        ),
-        (RuntimeError("CUDA error: out of memory"), True),
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
-        (ValueError("can't allocate memory"), False),
-    ],
-)
-def test_only_memory_is_taken_for_memory(error: Exception, *, expected: bool) -> None:
-    assert is_out_of_memory(error) is expected
-
-
-def test_models_start_equal_whatever_the_world_size(make_job: MakeJob) -> None:
-    alone = build_model(make_job(world_size=1), torch.device("cpu")).state_dict()
-    shared = build_model(make_job(world_size=4), torch.device("cpu")).state_dict()
-    assert all(torch.equal(alone[name], shared[name]) for name in alone)
-
-
-def test_parameters_are_counted_without_memory(make_job: MakeJob) -> None:
-    job = make_job()
-    model = build_model(job, torch.device("cpu"))
-    assert count_parameters(job) == sum(parameter.numel() for parameter in model.parameters())

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import stages
 import torch
 import torch.distributed as dist
+from shared_work import TrafficCounter
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.train.small import SHAPE
@@ -17,7 +18,6 @@ from twinrun.train.data import targets_of
 from twinrun.train.models import Model
 from twinrun.train.models.llama import Llama
 from twinrun.train.models.mpt import MPT
-from twinrun.train.shared_work import TrafficCounter
 
 RANKS = 2
 LLAMA = LlamaShape(

@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 
 from twinrun.foundation.errors import InputError, require_equal, require_known
 from twinrun.foundation.manifest import Frozen, load_toml
-from twinrun.protocol.power import PowerSensors
 
 KeyPaths = tuple[str, ...]
 """Keys that hold one fact, tried in order; dots stand between nested keys."""
@@ -227,8 +226,6 @@ class Vendor(Frozen):
     """Without an entry that fits, code runs on the architecture it was compiled for and no other."""
     probe: tuple[Probe, ...] = ()
     """Tried in order until one names a device."""
-    power: PowerSensors = PowerSensors()
-    """How power and clocks of devices are read while they work."""
 
 
 def load_gpus(root: Path) -> dict[str, Gpu]:

@@ -101,7 +101,7 @@ class Prepared:
     def shared(self) -> Run:
         """What the jobs of all points share; folders and attempt are filled in for each."""
         chosen, inside, site = self.selection, self.renderer.inside, self.selection.site
-        power, gpu = PowerReading(**chosen.vendor.power.model_dump()), chosen.gpu
+        power, gpu = PowerReading(), chosen.gpu
         # A card that the table does not know is one device.
         if gpu:
             known = {"devices_per_card": gpu.devices_per_card, "gpu": gpu.id, "clock_mhz": gpu.clock_mhz}

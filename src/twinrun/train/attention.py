@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from twinrun.foundation.errors import MachineError
@@ -47,24 +48,11 @@ def only(kernel: str) -> AbstractContextManager[None]:
     Raises:
         NotImplementedError: this PyTorch does not have `kernel`.
     """
-    context: AbstractContextManager[None]
     if kernel in {NONE, TRITON}:
         return nullcontext()
-    try:
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-    except ImportError:  # PyTorch 2.2 and older
-        if kernel == "cudnn":
-            raise NotImplementedError(kernel) from None
-        context = torch.backends.cuda.sdp_kernel(
-            enable_flash=kernel == "flash",
-            enable_mem_efficient=kernel == "efficient",
-            enable_math=kernel == "math",
-        )
-        return context
-    backend = getattr(SDPBackend, KERNELS[kernel], None)
-    if backend is None:
+    if (backend := getattr(SDPBackend, KERNELS[kernel], None)) is None:
         raise NotImplementedError(kernel)
-    context = sdpa_kernel(backend)
+    context: AbstractContextManager[None] = sdpa_kernel(backend)
     return context
 
 
@@ -102,13 +90,8 @@ def chosen(name: str) -> Attend:
 
 
 def fused(q_BSHE: Tensor, k_BSGE: Tensor, v_BSGE: Tensor, slopes_H: Tensor | None) -> Tensor:
-    """Attend to the past by a fused kernel of PyTorch; it takes ALiBi as a matrix.
-
-    Keys and values are repeated for each head of queries: not every kernel takes groups, and
-    PyTorch before 2.5 has none that does.
-    """
-    parts = (q_BSHE, *_for_each_query(q_BSHE, k_BSGE, v_BSGE))
-    q_BHSE, k_BHSE, v_BHSE = (part.transpose(1, 2) for part in parts)
+    """Attend to the past by a fused kernel of PyTorch; it takes ALiBi as a matrix."""
+    q_BHSE, k_BHSE, v_BHSE = _by_head(q_BSHE, k_BSGE, v_BSGE)
     if slopes_H is None:
         return scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, is_causal=True).transpose(1, 2)
     bias_HSS = _bias(slopes_H, q_BSHE.shape[1]).to(q_BSHE.dtype)
@@ -118,13 +101,11 @@ def fused(q_BSHE: Tensor, k_BSGE: Tensor, v_BSGE: Tensor, slopes_H: Tensor | Non
 
 def written_out(q_BSHE: Tensor, k_BSGE: Tensor, v_BSGE: Tensor, slopes_H: Tensor | None) -> Tensor:
     """Attend to the past by the written-out formula, the softmax in fp32."""
-    k_BSHE, v_BSHE = _for_each_query(q_BSHE, k_BSGE, v_BSGE)
-    q_BHSE, k_BHSE, v_BHSE = (part.transpose(1, 2) for part in (q_BSHE, k_BSHE, v_BSHE))
+    q_BHSE, k_BHSE, v_BHSE = _by_head(q_BSHE, k_BSGE, v_BSGE)
     scores_BHSS = (q_BHSE @ k_BHSE.transpose(-2, -1) / math.sqrt(q_BHSE.shape[-1])).float()
     if slopes_H is None:
-        scores_BHSS = scores_BHSS.masked_fill(_future(q_BHSE.shape[-2], q_BHSE.device), -torch.inf)
-    else:
-        scores_BHSS = scores_BHSS + _bias(slopes_H, q_BHSE.shape[-2])
+        slopes_H = torch.zeros(q_BHSE.shape[1], device=q_BHSE.device)
+    scores_BHSS = scores_BHSS + _bias(slopes_H, q_BHSE.shape[-2])
     y_BHSE = torch.softmax(scores_BHSS, dim=-1).to(v_BHSE.dtype) @ v_BHSE
     return y_BHSE.transpose(1, 2)
 
@@ -163,11 +144,14 @@ def _ours() -> Attend:
     return attend
 
 
-def _for_each_query(q_BSHE: Tensor, *shared_BSGE: Tensor) -> Iterator[Tensor]:
-    """Yield keys and values once for each head of queries that shares them."""
-    for one_BSGE in shared_BSGE:
-        times = q_BSHE.shape[2] // one_BSGE.shape[2]
-        yield one_BSGE if times == 1 else one_BSGE.repeat_interleave(times, dim=2)
+def _by_head(q_BSHE: Tensor, *shared_BSGE: Tensor) -> Iterator[Tensor]:
+    """Yield queries, keys and values by head; each head of queries has keys and values of its own.
+
+    They are repeated: not every kernel takes groups, and PyTorch before 2.5 has none that does.
+    """
+    for part in (q_BSHE, *shared_BSGE):
+        times = q_BSHE.shape[2] // part.shape[2]
+        yield (part if times == 1 else part.repeat_interleave(times, dim=2)).transpose(1, 2)
 
 
 def _bias(slopes_H: Tensor, rows: int) -> Tensor:
@@ -176,11 +160,6 @@ def _bias(slopes_H: Tensor, rows: int) -> Tensor:
     distances_SS = positions_S[:, None] - positions_S[None, :]
     bias_HSS = -slopes_H[:, None, None] * distances_SS
     return bias_HSS.masked_fill(distances_SS < 0, -torch.inf)
-
-
-def _future(rows: int, device: torch.device) -> Tensor:
-    positions_S = torch.arange(rows, device=device)
-    return positions_S[:, None] < positions_S[None, :]
 
 
 def _runs(kernel: str, q_BSHE: Tensor, k_BSGE: Tensor, slopes_H: Tensor | None) -> bool:

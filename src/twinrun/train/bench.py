@@ -134,21 +134,19 @@ class Session:
     def _complete(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return a value for each label of the job, in order; raises RunError."""
         declared = {one.name: one for one in self.job.labels}
-        for name in given.keys() - declared.keys():
-            raise self._wrong_label(name, "no label of this recipe", name, list(declared))
-        values = {name: given.get(name, one.default) for name, one in declared.items()}
-        labels = {name: value for name, value in values.items() if value is not None}
-        for name, label in declared.items():
-            if name not in labels:
-                raise self._wrong_label(name, "this label has no default", None, list(label.values))
-            if labels[name] not in label.values:
-                raise self._wrong_label(name, "no value of this label", labels[name], list(label.values))
-        return labels
-
-    def _wrong_label(self, name: str, message: str, found: str | None, allowed: list[str]) -> RunError:
-        hint = closest(found or "", allowed) or "recipe.toml declares the labels"
-        place = f"{self.job.point}, label {name}"
-        return RunError(message, place=place, found=found, allowed=allowed, hint=hint)
+        labels = {name: given.get(name, one.default) for name, one in declared.items()}
+        for name in (*given, *declared):
+            allowed = declared[name].values if name in declared else tuple(declared)
+            found = labels.get(name) if name in declared else name
+            if found is None or name not in declared or found not in allowed:
+                raise RunError(
+                    "no value of this label" if name in declared else "no label of this recipe",
+                    place=f"{self.job.point}, label {name}",
+                    found=found,
+                    allowed=list(allowed),
+                    hint=closest(found or "", allowed) or "recipe.toml declares the labels",
+                )
+        return {name: value for name, value in labels.items() if value is not None}
 
     def _new_name(self, labels: Mapping[str, str]) -> str:
         name = name_of(self.job.labels, labels)

@@ -1,12 +1,11 @@
 """Each rank on the cores beside its device: the PCI address leads to them in sysfs, whoever made the device.
 
-Imports without torch; a device is asked for its address only where torch has been imported.
+Imports without torch.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ SYSFS = Path("/sys")
 
 
 def bind(
-    local: int, ranks: int, *, address_of: Callable[[int], str | None] | None = None, sysfs: Path = SYSFS
+    local: int, ranks: int, *, address_of: Callable[[int], str | None], sysfs: Path = SYSFS
 ) -> Binding | None:
     """Bind this process to its share of the cores beside its device, of those that it may use.
 
@@ -24,12 +23,12 @@ def bind(
 
     Args:
         local: number of this process among the `ranks` of its node.
-        address_of: returns the PCI address of a device of this node by its number; None asks torch.
+        address_of: returns the PCI address of a device of this node by its number.
 
     Returns:
         What was done, None where there is no device or its address is not known.
     """
-    addresses = [(address_of or _torch_address)(number) for number in range(ranks)]
+    addresses = [address_of(number) for number in range(ranks)]
     own = addresses[local] if local < len(addresses) else None
     if own is None:
         return None
@@ -57,17 +56,6 @@ def _share(processors: Iterable[int], place: int, sharers: int, sysfs: Path) -> 
         return {number for core in whole for number in core}
     first, last = len(whole) * place // sharers, len(whole) * (place + 1) // sharers
     return {number for core in whole[first:last] for number in core}
-
-
-def _torch_address(number: int) -> str | None:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or number >= torch.cuda.device_count():
-        return None
-    found = torch.cuda.get_device_properties(number)
-    if not hasattr(found, "pci_bus_id"):
-        # Releases before 2.7 do not say.
-        return None
-    return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
 
 
 def _device(address: str, sysfs: Path) -> Path:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import torch
 
-from twinrun.foundation.errors import RunError
+from twinrun.foundation.errors import InputError, RunError
+from twinrun.protocol.digests import Tracer
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import attention, float8
 from twinrun.train.models import DTYPES, Model, family_of
@@ -90,3 +92,27 @@ def digest_of(model: Model) -> str:
             total += int((part * (2 * places + 1)).sum().item())
         digest.update(f"{model.drawn_name(name)} {tuple(parameter.shape)} {total};".encode())
     return digest.hexdigest()
+
+
+def tracer_of(job: TrainingJob, model: Model) -> Tracer | None:
+    """Return what traces the whole model of `job` before it is sharded; None where no trace is asked for.
+
+    Raises:
+        InputError: the parameters are cut, or the run may be resumed.
+    """
+    if not job.training.trace:
+        return None
+    framework = job.layout.framework if job.layout else "torch"
+    for place, found, allowed in (
+        ("framework", framework, "torch"),
+        ("--checkpoint", "given" if job.checkpointing else "", ""),
+    ):
+        if found != allowed:
+            raise InputError("cannot be traced", place=place, found=found, allowed=allowed or "none")
+    name = f"control-{job.control}" if job.control else "run"
+    order = (
+        {key: (axes[0], axes[1]) for key, axes in model.numbering(job.control).items()}
+        if job.control
+        else None
+    )
+    return Tracer(model, Path(job.out) / f"{name}.trace", order=order)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from twinrun.foundation.processes import readable
 from twinrun.protocol.checks import CheckSpec
 from twinrun.protocol.measurements import Check
 
@@ -54,83 +53,63 @@ def run_check(
         is_over: says whether another rank has ended this check without passing it; it is not waited for long.
     """
     began = time.monotonic()
-    deadline = began + spec.timeout
-    reader, writer = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    process = os.fork()
-    if process == 0:
-        os.environ.update(variables)
-        _child(function, writer)
-    os.close(writer)
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(function, variables, writer))
+    process.start()
+    writer.close()
     with contextlib.suppress(OSError):
         # Here too: whichever process is first, the group is there before anything is killed.
-        os.setpgid(process, process)
+        os.setpgid(process.pid or 0, process.pid or 0)
     try:
-        answer = _read_line(reader, deadline=deadline, is_over=is_over)
+        finding = _finding(reader, deadline=began + spec.timeout, is_over=is_over)
     finally:
-        os.close(reader)
-        status = _end(process)
-    finding: dict[str, Any] = {"outcome": "fail", "reason": f"timed out after {spec.timeout:g} s"}
-    if answer is not None:
-        finding = json.loads(answer) if answer else {"outcome": "unknown", "reason": _describe(status)}
-    elif time.monotonic() < deadline:
-        finding = {"outcome": "unknown", "reason": "not ended: another rank has, without passing"}
-    content = {"id": spec.id, "place": place, "seconds": time.monotonic() - began, **finding}
+        reader.close()
+        with contextlib.suppress(ProcessLookupError):
+            # With all that it has started.
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+    if finding is None:
+        finding = {"outcome": "fail", "reason": f"timed out after {spec.timeout:g} s"}
+    content = {"id": spec.id, "place": place, "seconds": time.monotonic() - began}
+    content |= finding or {"outcome": "unknown", "reason": _described(process.exitcode or 0)}
     # As JSON, in which a list is a tuple.
     return Check.model_validate_json(json.dumps(content))
 
 
-def _child(function: Callable[[], str | None], writer: int) -> NoReturn:
-    """Write what `function` finds as a line of JSON, and end."""
-    # With a group of its own it is killed with all that it has started.
+def _finding(reader: Any, *, deadline: float, is_over: Callable[[], bool]) -> dict[str, Any] | None:
+    """Return what the process found, nothing where it ended without, None where its time is over."""
+    others = False
+    while not reader.poll(min(max(0.0, deadline - time.monotonic()), _POLL_SECONDS)):
+        if time.monotonic() > deadline:
+            over = {"outcome": "unknown", "reason": "not ended: another rank has, without passing"}
+            return over if others else None
+        if not others and is_over() and time.monotonic() + OTHERS_SECONDS < deadline:
+            others, deadline = True, time.monotonic() + OTHERS_SECONDS
+    try:
+        # Nothing is unpickled.
+        found: dict[str, Any] = json.loads(reader.recv_bytes())
+    except EOFError:
+        return {}
+    return found
+
+
+def _answer(function: Callable[[], str | None], variables: Mapping[str, str], writer: Any) -> None:
+    """Say what `function` finds; in a group of its own it is killed with all that it has started."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    answer = _answer(function)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.write(writer, json.dumps(answer).encode() + b"\n")
-    # Exit handlers belong to the parent.
-    os._exit(0)
-
-
-def _answer(function: Callable[[], str | None]) -> dict[str, Any]:
+    os.environ.update(variables)
     try:
-        said = function()
+        found: dict[str, Any] = {"outcome": "pass", "reason": function() or ""}
     except CheckError as failed:
-        found = {"reason": failed.reason, "remedy": failed.remedy, "nodes": failed.nodes}
-        return {"outcome": "fail", **found}
+        found = {"outcome": "fail", "reason": failed.reason, "remedy": failed.remedy, "nodes": failed.nodes}
     except UndecidedError as unknown:
-        return {"outcome": "unknown", "reason": unknown.reason, "remedy": unknown.remedy}
+        found = {"outcome": "unknown", "reason": unknown.reason, "remedy": unknown.remedy}
     except BaseException as error:
         traceback.print_exc()
-        return {"outcome": "unknown", "reason": f"{type(error).__name__}: {error}"}
-    return {"outcome": "pass", "reason": said or ""}
+        found = {"outcome": "unknown", "reason": f"{type(error).__name__}: {error}"}
+    writer.send_bytes(json.dumps(found).encode())
 
 
-def _read_line(reader: int, *, deadline: float, is_over: Callable[[], bool]) -> bytes | None:
-    """Return the line, empty when the process ended without one, None when there is none in time."""
-    line, over = b"", False
-    while not line.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if readable(reader, seconds=min(max(0.0, left), _POLL_SECONDS)):
-            part = os.read(reader, 1 << 16)
-            if not part:
-                return b""
-            line += part
-        elif left <= 0:
-            return None
-        elif not over and is_over():
-            over, deadline = True, min(deadline, time.monotonic() + OTHERS_SECONDS)
-    return line
-
-
-def _end(process: int) -> int:
-    """Kill what is left of the process and of those that it started; return its exit status."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-
-
-def _describe(status: int) -> str:
+def _described(status: int) -> str:
     return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

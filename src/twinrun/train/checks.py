@@ -42,7 +42,9 @@ def main(functions: Mapping[str, CheckFunction]) -> None:
         outcomes = Outcomes(job)
         found = [check for spec in job.checks for check in _run(job, spec, functions[spec.id], outcomes)]
         if outcomes.rank == 0:
-            rank.write_result(job, _result(job, found))
+            name, libraries = _software(job)
+            result = ChecksResult(point=job.point, device_name=name, libraries=libraries, checks=tuple(found))
+            rank.write_result(job, result)
     except TwinrunError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)
@@ -53,16 +55,16 @@ def _import_torch() -> None:
 
     A process of its own tries first: a torch that hangs or crashes is the checks' to tell, one by one.
     """
+
+    def load() -> None:
+        try:
+            importlib.import_module("torch")
+        except ImportError as error:
+            raise UndecidedError(str(error), remedy="install it") from None
+
     trial = CheckSpec(id="torch", title="torch can be imported", scope="node", timeout=IMPORT_SECONDS)
-    if run_check(trial, partial(_import, "torch"), place="", variables={}).outcome == "pass":
-        _import("torch")
-
-
-def _import(name: str) -> None:
-    try:
-        importlib.import_module(name)
-    except ImportError as error:
-        raise UndecidedError(str(error), remedy="install it") from None
+    if run_check(trial, load, place="", variables={}).outcome == "pass":
+        load()
 
 
 def _refuse_unknown(job: ChecksJob, functions: Mapping[str, CheckFunction]) -> None:
@@ -83,7 +85,8 @@ def _run(job: ChecksJob, spec: CheckSpec, function: CheckFunction, outcomes: Out
     outcome = None
     if together and (missing := outcomes.meet()):
         ranks = ", ".join(map(str, missing))
-        outcome = _check(spec, "unknown", f"not run: without rank {ranks}")
+        reason = f"not run: without rank {ranks}"
+        outcome = Check(id=spec.id, outcome="unknown", place=_place(spec), reason=reason)
     elif spec.scope != "node" or rank.variable("LOCAL_RANK", 0) == 0:
         variables = _rendezvous(outcomes.share_port()) if together and outcomes.ranks > 1 else {}
         is_over = outcomes.is_over if together else lambda: False
@@ -112,10 +115,6 @@ def _place(spec: CheckSpec) -> str:
     return host if spec.scope == "node" else f"{host}, device {rank.variable('LOCAL_RANK', 0)}"
 
 
-def _check(spec: CheckSpec, outcome: str, reason: str) -> Check:
-    return Check.model_validate({"id": spec.id, "outcome": outcome, "place": _place(spec), "reason": reason})
-
-
 def _rendezvous(port: int) -> dict[str, str]:
     """Return what lets the processes of one check find each other.
 
@@ -126,26 +125,20 @@ def _rendezvous(port: int) -> dict[str, str]:
 
 def _merged(spec: CheckSpec, by_rank: Mapping[int, Check]) -> Check:
     """Return one outcome of all ranks together, with the reasons of those that decide."""
-    outcome = min((one.outcome for one in by_rank.values()), key=SEVERITY.index)
+    worst = min((one.outcome for one in by_rank.values()), key=SEVERITY.index)
+    deciding = {number: one for number, one in by_rank.items() if one.outcome == worst}
     ranks: dict[str, list[int]] = {}
-    for number, one in by_rank.items():
-        if one.outcome == outcome:
-            ranks.setdefault(one.reason, []).append(number)
-    remedies = [one.remedy for one in by_rank.values() if one.outcome == outcome and one.remedy]
+    for number, one in deciding.items():
+        ranks.setdefault(one.reason, []).append(number)
     return Check(
         id=spec.id,
-        outcome=outcome,
+        outcome=worst,
         place=_place(spec),
         reason="; ".join(f"rank {', '.join(map(str, of))}: {why}" for why, of in ranks.items() if why),
-        remedy=remedies[0] if remedies else None,
+        remedy=next((one.remedy for one in deciding.values() if one.remedy), None),
         nodes=tuple(dict.fromkeys(node for one in by_rank.values() for node in one.nodes)),
         seconds=max((one.seconds for one in by_rank.values() if one.seconds is not None), default=None),
     )
-
-
-def _result(job: ChecksJob, found: Iterable[Check]) -> ChecksResult:
-    name, libraries = _software(job)
-    return ChecksResult(point=job.point, device_name=name, libraries=libraries, checks=tuple(found))
 
 
 def _software(job: ChecksJob) -> tuple[str, dict[str, str]]:

@@ -19,7 +19,6 @@ from twinrun.train.data_parallel import GradientSync, clip_norm, gradient_excess
 from twinrun.train.loop import Engine, Steps
 from twinrun.train.models import Model
 from twinrun.train.optimizer import adamw, set_learning_rate
-from twinrun.train.trace import tracer_of
 
 # Compilation can keep one rank busy for minutes while the others wait in a collective.
 TIMEOUT_SECONDS = 1800.0
@@ -121,7 +120,7 @@ class StepCallback(Callback):
 
     def __init__(self, job: TrainingJob, model: Model, engine: Engine) -> None:
         self._job, self._engine = job, engine
-        self._tracer = tracer_of(job, model)
+        self._tracer = building.tracer_of(job, model)
 
     def fit_start(self, state: State, _logger: Logger) -> None:
         self._sync = GradientSync(state.model, self._job)

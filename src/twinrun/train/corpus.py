@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -173,46 +173,30 @@ def _write(folder: Path, origin: Origin, documents: Iterable[tuple[Tokens, int]]
     # Takes a while to import, which finding existing data should not.
     from streaming.base.format.mds.writer import MDSWriter
 
-    digest, hashes, largest, size = hashlib.sha256(), list[int](), 0, _Total()
-    columns = {COLUMN: encoding_of(origin)}
+    digest, hashes, largest, size = hashlib.sha256(), list[int](), 0, 0
+    columns, rest = {COLUMN: encoding_of(origin)}, np.empty(0, origin.token)
     with MDSWriter(out=str(folder), columns=columns, hashes=["sha256"], size_limit=SHARD_BYTES) as writer:
-        for sample in _cut(size.over(documents), origin):
-            writer.write({COLUMN: sample})
-            digest.update(sample.tobytes())
-            largest = max(largest, int(sample.max()))
-            hashes.append(sample_hash(sample.astype(np.int64)))
+        for tokens, count in documents:
+            size += count
+            rest = np.concatenate([rest, tokens])
+            whole = len(rest) // origin.sequence * origin.sequence
+            for sample in rest[:whole].reshape(-1, origin.sequence):
+                writer.write({COLUMN: sample})
+                digest.update(sample.tobytes())
+                largest = max(largest, int(sample.max()))
+                hashes.append(sample_hash(sample.astype(np.int64)))
+            rest = rest[whole:]
     if not hashes:
-        raise InputError("the documents do not fill one sample", found=f"{size.bytes} bytes")
+        raise InputError("the documents do not fill one sample", found=f"{size} bytes")
     (folder / HASHES).write_bytes(np.array(hashes, HASH).tobytes())
     return Corpus(
         origin=origin,
         sequence=origin.sequence,
         samples=len(hashes),
         tokens=len(hashes) * origin.sequence,
-        bytes=size.bytes,
+        bytes=size,
         largest_token=largest,
         sha256=digest.hexdigest(),
         index_sha256=sha256_of_file(folder / INDEX),
         hashes_sha256=sha256_of_file(folder / HASHES),
     )
-
-
-class _Total:
-    """Adds up the bytes of documents that pass through."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    def over(self, documents: Iterable[tuple[Tokens, int]]) -> Iterator[Tokens]:
-        for tokens, count in documents:
-            self.bytes += count
-            yield tokens
-
-
-def _cut(documents: Iterable[Tokens], origin: Origin) -> Iterator[Tokens]:
-    sequence, rest = origin.sequence, np.empty(0, origin.token)
-    for tokens in documents:
-        rest = np.concatenate([rest, tokens])
-        whole = len(rest) // sequence * sequence
-        yield from rest[:whole].reshape(-1, sequence)
-        rest = rest[whole:]

@@ -20,7 +20,6 @@ from twinrun.train.data import Batch, targets_of
 from twinrun.train.loop import Engine
 from twinrun.train.models import DTYPES, IGNORED, Model
 from twinrun.train.optimizer import adamw, set_learning_rate
-from twinrun.train.trace import tracer_of
 
 LossFunction = Callable[[Tensor], Tensor]
 
@@ -60,7 +59,7 @@ class WholeModel(Engine):
         self._device = next(model.parameters()).device
         self._excess = 1.0
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=False)
-        self._tracer = tracer_of(job, model)
+        self._tracer = building.tracer_of(job, model)
         self.share(model)
         self.optimizer = adamw(model, job.training.optimizer)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 import platform
 import resource
@@ -60,21 +58,6 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def held_bytes(device: torch.device) -> dict[str, int]:
-    """Return the bytes of all tensors that live now: of the device's allocator, and of those on the host."""
-    kept: dict[int, int] = {}
-    for found in gc.get_objects():
-        # By its type: some objects warn when they are asked for their class. An undefined one has no device.
-        with contextlib.suppress(RuntimeError):
-            if issubclass(type(found), torch.Tensor) and found.device.type == "cpu":
-                for tensor in (found, found.grad if found.is_leaf else None):
-                    if tensor is not None:
-                        storage = tensor.untyped_storage()
-                        kept[storage.data_ptr()] = storage.nbytes()
-    held = {"host": sum(kept.values())}
-    return held | {"device": int(torch.cuda.memory_allocated(device))} if device.type == "cuda" else held
 
 
 def libraries(device: torch.device) -> dict[str, str]:

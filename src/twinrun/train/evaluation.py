@@ -43,13 +43,12 @@ class FoundModel:
     """A model that can be loaded, and where what it got is kept."""
 
     folder: Path
-    stamps: dict[str, tuple[int, ...]]
-    """What the file system said of its files before their digest was taken."""
-    sha256: str
     kept: Path
+    sha256: str | None = None
+    """Digest that it must have."""
     step: int | None
     checkpoint_sha256: str | None
-    trained: TrainedModel | None = None
+    trained: TrainingResult | None = None
 
 
 def evaluate(job: EvaluationJob) -> EvaluationResult:
@@ -59,26 +58,9 @@ def evaluate(job: EvaluationJob) -> EvaluationResult:
     if job.training:
         demand_tasks(job)
     models: list[ModelScores] = []
-    trained: TrainedModel | None = None
-    outcomes: tuple[TaskOutcome, ...] = ()
     for found in _models(job):
-        trained = found.trained
-        loaded = _load(job, found.folder, device)
-        tensors = _same_everywhere(subject.digest_of_tensors(loaded.model), found.folder)
-        outcomes = score_tasks(job, loaded, sha256=found.sha256, folder=found.kept / "tasks")
-        # Also now: pages of a file that was mapped into memory are read when they are needed.
-        _demand_untouched(found)
-        tokenizer = subject.tokenizer_digest(loaded.tokenizer)
-        models.append(
-            ModelScores(
-                step=found.step,
-                checkpoint_sha256=found.checkpoint_sha256,
-                sha256=found.sha256,
-                tensors_sha256=tensors,
-                parameters=loaded.model.num_parameters(),
-                tasks=tuple(one.score for one in outcomes),
-            )
-        )
+        scores, outcomes, tokenizer = _score(job, found, device)
+        models.append(scores)
     samples = Path(job.metrics).parent / SAMPLES
     if rank.number() == 0:
         write_atomically(samples, samples_text(outcomes))
@@ -88,7 +70,7 @@ def evaluate(job: EvaluationJob) -> EvaluationResult:
         point=job.point,
         device_name=devices.name(device),
         libraries=devices.libraries(device),
-        training=trained.result if trained else None,
+        training=found.trained,
         models=tuple(models),
         samples_sha256=sha256_of_file(samples),
         harness=harness_name(),
@@ -104,30 +86,71 @@ def samples_text(outcomes: tuple[TaskOutcome, ...]) -> str:
     return "".join(f"{one.model_dump_json()}\n" for one in ordered)
 
 
+def _score(
+    job: EvaluationJob, found: FoundModel, device: torch.device
+) -> tuple[ModelScores, tuple[TaskOutcome, ...], str]:
+    """Return what a model got, by task and document, and the digest of its tokenizer."""
+    written = stamps(found.folder)
+    # The first rank alone reads all of its files.
+    sha256: str = ranks.together(
+        lambda: digest_of_folder(found.folder, allowed=found.sha256), ranks.everyone()
+    )
+    vocabulary = subject.vocabulary_of(found.folder)
+    tokenizer = subject.load_tokenizer(found.folder, vocabulary=vocabulary, allowed=job.tokenizer)
+    model = subject.load_model(found.folder, precision=job.precision, device=device)
+    loaded = RankedModel(model, tokenizer=tokenizer, batch=job.batch, report=lambda _asked: None)
+    tensors = subject.digest_of_tensors(loaded.model)
+    if (first := ranks.from_first(tensors)) != tensors:
+        raise RunError(
+            "this rank has loaded other weights than the first",
+            place=str(found.folder),
+            found=f"sha256 {tensors}",
+            allowed=first,
+        )
+    outcomes = score_tasks(job, loaded, sha256=sha256, folder=found.kept / "tasks")
+    # Also now: pages of a file that was mapped into memory are read when they are needed.
+    if changed := sorted(name for name, _ in set(stamps(found.folder).items()) ^ set(written.items())):
+        raise InputError(
+            "the model was changed while it was scored",
+            place=str(found.folder),
+            found=list(dict.fromkeys(changed)),
+            allowed=f"the files with the digest {sha256}",
+        )
+    scores = ModelScores(
+        step=found.step,
+        checkpoint_sha256=found.checkpoint_sha256,
+        sha256=sha256,
+        tensors_sha256=tensors,
+        parameters=loaded.model.num_parameters(),
+        tasks=tuple(one.score for one in outcomes),
+    )
+    return scores, outcomes, subject.tokenizer_digest(loaded.tokenizer)
+
+
 def _models(job: EvaluationJob) -> Iterator[FoundModel]:
     """Yield each model that is scored: the one that is there, or what the training has after some steps."""
     kept = Path(job.kept)
     if (given := job.model) is not None:
         yield FoundModel(
             folder=Path(given.folder),
-            stamps=stamps(Path(given.folder)),
-            sha256=_digest(Path(given.folder), allowed=given.sha256),
+            sha256=given.sha256,
             kept=kept / "model",
             step=given.step,
             checkpoint_sha256=given.checkpoint_sha256,
         )
         return
-    for step in _steps(_trained(job).training.steps, job.every):
+    assert job.training is not None, "either a model is there, or one is trained"
+    # The training is a part of this start of the point.
+    training_job = job.training.model_copy(update={"attempt": job.attempt, "out": job.out})
+    for step in _steps(training_job.training.steps, job.every):
         folder = kept / f"step-{step}"
-        trained = _train(_trained(job), step, folder)
+        trained = _train(training_job, step, folder)
         yield FoundModel(
             folder=folder / "model",
-            stamps=stamps(folder / "model"),
-            sha256=_digest(folder / "model"),
             kept=folder,
             step=step,
             checkpoint_sha256=trained.checkpoint_sha256,
-            trained=trained,
+            trained=trained.result,
         )
 
 
@@ -135,44 +158,6 @@ def _steps(end: int, every: int | None) -> Iterator[int]:
     """Yield after how many steps a training is scored; its end is always one."""
     yield from range(every, end, every) if every else ()
     yield end
-
-
-def _digest(folder: Path, *, allowed: str | None = None) -> str:
-    """Return the digest of a model, which the first rank alone computes."""
-    digest: str = ranks.together(lambda: digest_of_folder(folder, allowed=allowed), ranks.everyone())
-    return digest
-
-
-def _same_everywhere(digest: str, folder: Path) -> str:
-    """Return the digest of the tensors that every rank has loaded; raises RunError where one has others."""
-    if (first := ranks.from_first(digest)) != digest:
-        raise RunError(
-            "this rank has loaded other weights than the first",
-            place=str(folder),
-            found=f"sha256 {digest}",
-            allowed=first,
-        )
-    return digest
-
-
-def _demand_untouched(model: FoundModel) -> None:
-    """Raise InputError where the files of a model were written after their digest was taken."""
-    found = stamps(model.folder)
-    if changed := sorted(
-        name for name in {*found, *model.stamps} if found.get(name) != model.stamps.get(name)
-    ):
-        raise InputError(
-            "the model was changed while it was scored",
-            place=str(model.folder),
-            found=changed,
-            allowed=f"the files with the digest {model.sha256}",
-        )
-
-
-def _trained(job: EvaluationJob) -> TrainingJob:
-    """Return the job of the training, which is a part of this start of the point."""
-    assert job.training is not None, "only a training has steps"
-    return job.training.model_copy(update={"attempt": job.attempt, "out": job.out})
 
 
 def _train(job: TrainingJob, step: int, folder: Path) -> TrainedModel:
@@ -203,14 +188,6 @@ def _export(job: TrainingJob, step: int, model: Path) -> str:
         # In a container the ranks see the prepared data, and not what was fetched for it.
         write_folder(store, step, model, tokenizer=tokenizer if tokenizer.is_file() else None)
     return read_manifest(store, step).digest()
-
-
-def _load(job: EvaluationJob, folder: Path, device: torch.device) -> RankedModel:
-    tokenizer = subject.load_tokenizer(
-        folder, vocabulary=subject.vocabulary_of(folder), allowed=job.tokenizer
-    )
-    model = subject.load_model(folder, precision=job.precision, device=device)
-    return RankedModel(model, tokenizer=tokenizer, batch=job.batch, report=lambda _asked: None)
 
 
 if __name__ == "__main__":

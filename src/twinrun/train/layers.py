@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 from torch.utils import checkpoint as checkpointing
 from torch.utils.checkpoint import checkpoint
 
-from twinrun.protocol.models.shape import HEAD_TOKENS, SelectiveCheckpointing
+from twinrun.protocol.models.shape import HEAD_TOKENS, ActivationCheckpointing
 from twinrun.train.models import IGNORED
 
 aten = torch.ops.aten
@@ -48,8 +48,10 @@ recomputed: Callable[..., Any] = functools.partial(checkpoint, use_reentrant=Fal
 """Call a function, and again in the backward pass; of its first call the inputs alone are kept."""
 
 
-def recomputed_in_part(kept: SelectiveCheckpointing, function: Callable[..., Any], *given: Any) -> Any:
-    """Call a function, and all of it but the products that `kept` names again in the backward pass."""
+def checkpointed(kept: ActivationCheckpointing, function: Callable[..., Any], *given: Any) -> Any:
+    """Call a function, and what `kept` does not keep of it again in the backward pass."""
+    if isinstance(kept, bool):
+        return recomputed(function, *given) if kept else function(*given)
     return recomputed(function, *given, context_fn=_keep_products if kept == "selective" else _keep_alternate)
 
 

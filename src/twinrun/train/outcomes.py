@@ -45,10 +45,6 @@ class Outcomes:
         """One file of all ranks: asked often, by each."""
         return self._folder / f"over-{self._ended}"
 
-    def meet(self) -> list[int]:
-        """Wait until every rank has ended the check before; return the ranks that did not."""
-        return self._missing()
-
     def share_port(self) -> int:
         """Return a port that is free on the first rank's host, the same on all ranks; after `meet`."""
         name = f"port-{self._ended}"
@@ -72,7 +68,7 @@ class Outcomes:
 
     def collect(self, spec: CheckSpec) -> dict[int, Check]:
         """Return by rank what the check posted last has found; `unknown` for a rank that is silent."""
-        missing, found = self._missing(), {}
+        missing, found = self.meet(), {}
         for number in range(self.ranks):
             if number in missing:
                 place, reason = f"rank {number}", "this rank reported nothing"
@@ -81,7 +77,8 @@ class Outcomes:
                 found[number] = load_json(self._file(self._name, number), Check)
         return found
 
-    def _missing(self) -> list[int]:
+    def meet(self) -> list[int]:
+        """Wait until every rank has ended the check before; return the ranks that did not."""
         return sorted(self._wait_for(self._name, set(range(self.ranks))))
 
     def _wait_for(self, name: str, ranks: set[int]) -> set[int]:

@@ -1,141 +1,136 @@
-"""The power of this rank's device, sampled by a process beside it (`power_sampler`), step by step."""
+"""Power and engine clock of this rank's device, and the power of each step, sampled beside the rank."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
-import os
-import re
-import signal
-import sys
+import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal
+
+import torch
 
 from twinrun.protocol.job import Job
-from twinrun.protocol.power import AddressFunction, PowerReading, PowerSource, SampledDevice
+from twinrun.protocol.power import PowerReading, PowerSource
 from twinrun.train import rank
-from twinrun.train.power_sampler import MODULE, NOTHING, PERIOD_SECONDS, SENSOR
 
-# Half an hour of samples: so long a step may take before the sampler has to wait for its reader.
-PIPE_BYTES = 1 << 20
+PERIOD_SECONDS = 0.125
 # A step that is shorter than the time between two samples has the power of the newest one before its end.
 FRESH_SECONDS = 3 * PERIOD_SECONDS
-NO_SENSOR = "the vendor's manifest names no sensor for this device"
+DEVICES = Path("/sys/bus/pci/devices")
+# What the driver has: the mean power or, for later cards, the power now; in microwatts and in hertz.
+FILES = {"power": ("power1_average", "power1_input"), "clock": ("freq1_input",)}
+
+Quantity = Literal["power", "clock"]
+Sensor = tuple[str, Callable[[], float]]
+"""The name of a sensor, and what reads watts or MHz now."""
+
+
+class NoPowerError(Exception):
+    """Nothing says this quantity here, and why."""
+
+
+def pci_address(device: int) -> str | None:
+    """Return where a device is on the PCI bus, None where PyTorch does not say, as before 2.7."""
+    if not torch.cuda.is_available() or device >= torch.cuda.device_count():
+        return None
+    found = torch.cuda.get_device_properties(device)
+    if not hasattr(found, "pci_bus_id"):
+        return None
+    return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+
+
+def sensor_of(device: int, quantity: Quantity) -> Sensor:
+    """Return what reads a quantity of a device; raises NoPowerError."""
+    if (address := pci_address(device)) is None:
+        raise NoPowerError("PyTorch does not say where the device is on the PCI bus")
+    return (by_files if torch.version.hip else by_nvml)(address, quantity)
+
+
+def by_nvml(address: str, quantity: Quantity) -> Sensor:
+    """Return the sensor of the package nvidia-ml-py; from Ampere on it has the mean of the last second."""
+    try:
+        import pynvml
+    except ImportError:
+        raise NoPowerError("the package nvidia-ml-py is not installed") from None
+    nvml: Any = pynvml
+
+    def read() -> float:
+        if quantity == "clock":
+            return float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+        return float(nvml.nvmlDeviceGetPowerUsage(handle)) / 1e3
+
+    try:
+        nvml.nvmlInit()
+        handle = nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
+        read()
+    except nvml.NVMLError as error:
+        raise NoPowerError(f"NVML: {error}") from None
+    return "NVML", read
+
+
+def by_files(address: str, quantity: Quantity) -> Sensor:
+    """Return the sensor of the kernel's driver; of a card with two dies the first has the power of both."""
+    for name in FILES[quantity]:
+        for file in DEVICES.glob(f"{address}/hwmon/hwmon*/{name}"):
+
+            def read(file: Path = file) -> float:
+                return float(file.read_text(encoding="ascii")) / 1e6
+
+            with contextlib.suppress(OSError, ValueError):
+                if read() > 0:
+                    return f"hwmon, {name}", read
+    raise NoPowerError(f"no number in {DEVICES / address}/hwmon/hwmon*/{', '.join(FILES[quantity])}")
 
 
 class PowerMeter:
-    """What this rank knows of power; at most one process beside it."""
+    """What this rank knows of the power of its device."""
 
     def __init__(self, job: Job, reading: PowerReading | None) -> None:
-        self._job, self._reading = job, reading or PowerReading()
-        self._first = rank.variable("LOCAL_RANK", 0) == 0
-        self._pid = self._writer = self._reader = -1
-        self._text = b""
-        self._sensor: str | None = None
-        self._reason = "the sampler has not said anything yet"
+        cards = reading.devices_per_card if reading else 1
+        self.needed = -(-job.world_size // cards)
+        """How many ranks must have read something before the power of all devices is known."""
         self._samples: deque[tuple[float, float]] = deque()
         self._counted, self._seconds = 0, 0.0
-        wanted = tuple(one for one in self._reading.sensor if one.of == "card" or self._first)
-        if not self._reading.sensor:
-            self._reason = NO_SENSOR
-        elif wanted:
-            asked = self._reading.address if job.accelerator else None
-            address = pci_address(asked, rank.variable("LOCAL_RANK", 0))
-            self._start(SampledDevice(pid=os.getpid(), address=address, sensor=wanted))
-
-    @property
-    def needed(self) -> int:
-        """How many ranks must have read something before the power of all devices is known."""
-        world = self._job.world_size
-        if self._reading.sensor and self._reading.sensor[0].of == "node":
-            return -(-world // rank.variable("LOCAL_WORLD_SIZE", 1))
-        return -(-world // self._reading.devices_per_card)
+        self._over = threading.Event()
+        self._sensor: str | None = None
+        self._reason = "a processor's power is not read"
+        if job.accelerator and reading:
+            try:
+                self._sensor, self._read = sensor_of(rank.variable("LOCAL_RANK", 0), "power")
+                threading.Thread(target=self._sample, daemon=True).start()
+            except NoPowerError as error:
+                self._reason = str(error)
 
     def watts(self, began: float, ended: float, *, timed: bool) -> float | None:
         """Return the mean power between two times of the monotonic clock, None where there is no sample."""
-        self._read()
         oldest = min(began, ended - FRESH_SECONDS)
         while self._samples and self._samples[0][0] < oldest:
             self._samples.popleft()
-        found = [watts for moment, watts in self._samples if began <= moment <= ended]
+        kept = tuple(self._samples)
+        found = [watts for moment, watts in kept if began <= moment <= ended]
         if timed:
             self._counted += len(found)
             self._seconds += ended - began
-        if not found:
-            found = [watts for moment, watts in self._samples if moment <= ended][-1:]
+        found = found or [watts for moment, watts in kept if moment <= ended][-1:]
         return sum(found) / len(found) if found else None
 
     def source(self) -> PowerSource:
         """Return where the samples come from, or why there are none."""
-        self._read()
         if self._sensor is None:
             return PowerSource(sensor=None, reason=self._reason)
         rate = self._counted / self._seconds if self._seconds else 0.0
         return PowerSource(sensor=self._sensor, samples_per_second=rate)
 
     def end(self) -> None:
-        """End the process beside the rank, at once."""
-        if self._pid < 0:
-            return
-        self._read()
-        os.close(self._writer)
-        os.close(self._reader)
-        # A driver that hangs must not keep it: nobody waits for what it would still say.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
-        self._pid = -1
+        """Sample no more."""
+        self._over.set()
 
-    def _start(self, device: SampledDevice) -> None:
-        theirs, self._writer = os.pipe()
-        self._reader, output = os.pipe()
-        with contextlib.suppress(OSError):
-            # The kernel's limit may be lower.
-            fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        os.set_blocking(self._reader, False)
-        self._pid = os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-m", MODULE, device.model_dump_json()],
-            os.environ,
-            file_actions=[(os.POSIX_SPAWN_DUP2, theirs, 0), (os.POSIX_SPAWN_DUP2, output, 1)],
-            # They are for the rank, which may go on to a step's end.
-            setsigmask=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
-        )
-        os.close(theirs)
-        os.close(output)
-
-    def _read(self) -> None:
-        """Take what the sampler has said since the last time."""
-        if self._pid < 0:
-            return
-        with contextlib.suppress(BlockingIOError):
-            # One call takes all that the pipe holds.
-            *lines, self._text = (self._text + os.read(self._reader, PIPE_BYTES)).split(b"\n")
-            for line in lines:
-                self._hear(line.decode())
-
-    def _hear(self, line: str) -> None:
-        first, _, second = line.partition("\t")
-        if first == SENSOR:
-            self._sensor = second
-        elif first == NOTHING:
-            self._reason = second
-        else:
-            self._samples.append((float(first), float(second)))
-
-
-def pci_address(asked: AddressFunction | None, device: int) -> str | None:
-    """Return the PCI address of a device, None where the runtime that was loaded does not say."""
-    if asked is None:
-        return None
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    files = dict.fromkeys(line.split(maxsplit=5)[-1] for line in maps if "/" in line)
-    loaded = [name for name in files if re.fullmatch(asked.library, Path(name).name)]
-    text = ctypes.create_string_buffer(32)
-    for name in loaded:
-        with contextlib.suppress(OSError, AttributeError):
-            if ctypes.CDLL(name)[asked.function](text, len(text), device) == 0:
-                return text.value.decode().lower()
-    return None
+    def _sample(self) -> None:
+        while not self._over.wait(PERIOD_SECONDS):
+            # A driver that is busy, or a device that is reset, is no reason to end.
+            with contextlib.suppress(Exception):
+                watts = self._read()
+                self._samples.append((time.monotonic(), watts))

@@ -104,7 +104,8 @@ def _work(work: Callable[[AnyJob], Result], job: AnyJob) -> None:
 
 
 def _bind() -> Binding | None:
-    return bind(variable("LOCAL_RANK", 0), variable("LOCAL_WORLD_SIZE", 1))
+    address_of = importlib.import_module("twinrun.train.power").pci_address
+    return bind(variable("LOCAL_RANK", 0), variable("LOCAL_WORLD_SIZE", 1), address_of=address_of)
 
 
 def end() -> NoReturn:

@@ -65,11 +65,13 @@ def train(
         InputError: the layout has a framework and the recipe no module for it.
         RunError: the model has another number of parameters than the manifest says.
     """
-    from twinrun.train import attention, building, loop, models
+    from twinrun.train import attention
 
     # Before the model is built, or a framework imported, which imports Triton.
     if job.training.attention == attention.TRITON and not job.accelerator:
         attention.interpret_triton()
+    from twinrun.train import building, loop, models
+
     if model is not None:
         models.bring(model)
     building.demand_parameters(job, building.count_parameters(job))

@@ -7,10 +7,10 @@ import functools
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -19,22 +19,30 @@ from torch.distributed.checkpoint.api import CheckpointException
 from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredPart, StoredTensor
 from twinrun.checkpoints.store import MANIFEST, DamagedError
-from twinrun.checkpoints.verification import demand_published_checkpoint, read_manifest, retire
+from twinrun.checkpoints.verification import (
+    demand_published_checkpoint,
+    demand_same_run,
+    read_manifest,
+    retire,
+)
 from twinrun.foundation.errors import InputError, RunError, TwinrunError
-from twinrun.protocol.training import TrainingJob
+from twinrun.protocol.training import TrainingJob, identity
 from twinrun.train import rank, ranks
 from twinrun.train.checkpoint import state
-from twinrun.train.checkpoint.identity import check_allowed, identity_of, layout_of, weights_alone
 from twinrun.train.checkpoint.storage import Planner, Reader, Writer
 from twinrun.train.corpus import Corpus
 from twinrun.train.metrics import Meter
 
+# Settings of a training that change how a step is computed, and at most its rounding.
+LAYOUT = ("reduction", "attention", "activation_checkpointing", "trainer", "compile")
 
-class CheckpointCalls(Protocol):
-    """What a training loop calls."""
+
+class NoCheckpoints:
+    """The checkpoints of a run that keeps none."""
 
     def resume(self) -> int:
         """Return the steps that are done already, their state restored."""
+        return 0
 
     def after_step(self, step: int) -> None:
         """Save after `step` steps, if it is time."""
@@ -43,20 +51,7 @@ class CheckpointCalls(Protocol):
         """Return when what was saved is durable."""
 
 
-class NoCheckpoints:
-    """The checkpoints of a run that keeps none."""
-
-    def resume(self) -> int:
-        return 0
-
-    def after_step(self, step: int) -> None:
-        pass
-
-    def wait(self) -> None:
-        pass
-
-
-class Checkpoints:
+class Checkpoints(NoCheckpoints):
     """Saves and resumes one run; every rank calls each method."""
 
     def __init__(self, job: TrainingJob, *, corpus: Corpus, parts: state.Parts, meter: Meter) -> None:
@@ -74,7 +69,7 @@ class Checkpoints:
         self._previous: str | None = None
         self._saving: Future[Any] | None = None
         self._saved = -1
-        self._token = self._claim()
+        self._token: int = self._together(self._claim)
         rank.listen_for_stop()
 
     def resume(self) -> int:
@@ -132,12 +127,14 @@ class Checkpoints:
         self.wait()
         rank.beat("copies what it saves")
         tensors = self._parts.tensors() | state.history(self._meter)
+        index = functools.partial(self._index, step)
         writer = Writer(
             self._store,
             step=step,
             token=self._token,
             staging=self._staging,
-            index=StepPublication(self, step),
+            index=index,
+            publish=self._publish,
         )
         self._saved = step
         self._saving = dcp.async_save(
@@ -208,10 +205,9 @@ class Checkpoints:
         self._previous = manifest.digest()
         return None
 
-    def index(
+    def _index(
         self, step: int, parts: tuple[StoredPart, ...], tensors: dict[str, StoredTensor]
     ) -> CheckpointManifest:
-        """Return the index of a checkpoint of this run."""
         return CheckpointManifest(
             format=FORMAT,
             step=step,
@@ -224,7 +220,7 @@ class Checkpoints:
             tensors=tensors,
         )
 
-    def publish(self, manifest: CheckpointManifest) -> None:
+    def _publish(self, manifest: CheckpointManifest) -> None:
         """Publish a checkpoint whose files are durable, and retire old ones."""
         self._store.commit(manifest.step, self._token, manifest.text())
         self._previous = manifest.digest()
@@ -232,20 +228,12 @@ class Checkpoints:
 
     def _claim(self) -> int:
         """Become the writer of the place; a run that may not go on there leaves it to whoever writes."""
-
-        def claim() -> int:
-            self._refuse_foreign()
-            return self._store.claim(self._job.attempt)
-
-        token: int = self._together(claim)
-        return token
-
-    def _refuse_foreign(self) -> None:
         for step in reversed(self._store.steps()):
             with contextlib.suppress(DamagedError):
                 manifest = read_manifest(self._store, step)
                 self._check_allowed(manifest, self._store.file(step, MANIFEST))
-                return
+                break
+        return self._store.claim(self._job.attempt)
 
     def _check_allowed(self, manifest: CheckpointManifest, place: str) -> None:
         check_allowed(manifest, self._identity, self._layout, mode=self._settings.mode, place=place)
@@ -258,22 +246,9 @@ class Checkpoints:
             sys.stderr.write(f"checkpoints: {text}\n")
 
 
-class StepPublication:
-    """The index of the checkpoint after one step."""
-
-    def __init__(self, checkpoints: Checkpoints, step: int) -> None:
-        self._checkpoints, self._step = checkpoints, step
-
-    def of(self, parts: tuple[StoredPart, ...], tensors: dict[str, StoredTensor]) -> CheckpointManifest:
-        return self._checkpoints.index(self._step, parts, tensors)
-
-    def publish(self, manifest: CheckpointManifest) -> None:
-        self._checkpoints.publish(manifest)
-
-
 def checkpoints_of(
     job: TrainingJob, *, corpus: Corpus, parts: Callable[[], state.Parts], meter: Meter
-) -> CheckpointCalls:
+) -> NoCheckpoints:
     """Return the checkpoints of `job`, or what saves nothing where it keeps none; every rank calls it.
 
     Args:
@@ -290,3 +265,60 @@ def _cause(error: BaseException) -> BaseException:
     failures = getattr(error, "failures", {})
     causes = [failures[rank][0] for rank in sorted(failures)] or [error]
     return next((one for one in causes if isinstance(one, TwinrunError)), causes[0])
+
+
+def identity_of(job: TrainingJob, corpus: Corpus) -> dict[str, str]:
+    """Return what decides the loss: model, data, its order and the optimizer."""
+    return {
+        **identity(job.shape, job.training),
+        "data": corpus.sha256,
+        "tokenizer": corpus.origin.tokenizer_sha256 or corpus.origin.source,
+    }
+
+
+def weights_alone(manifest: CheckpointManifest) -> bool:
+    """Say whether a checkpoint has no state of an optimizer and no steps that are done."""
+    return manifest.step == 0
+
+
+def layout_of(job: TrainingJob) -> dict[str, str]:
+    """Return how the work is split over ranks and passes."""
+    return {
+        "world_size": str(job.world_size),
+        "sharding": job.sharding,
+        "microbatch": str(job.microbatch),
+        **{name: str(getattr(job.training, name)) for name in LAYOUT},
+        **({"layout": job.layout.model_dump_json(exclude_defaults=True)} if job.layout else {}),
+    }
+
+
+def check_allowed(
+    manifest: CheckpointManifest,
+    own: Mapping[str, str],
+    layout: Mapping[str, str],
+    *,
+    mode: str,
+    place: str,
+) -> None:
+    """Refuse to go on from the checkpoint of another run, or of another layout where that must be the same.
+
+    Weights alone, which a conversion has made, only must be of the same model.
+
+    Raises:
+        InputError: names the first field that differs, and both sides.
+    """
+    if weights_alone(manifest):
+        ours = {name: own.get(name, "nothing") for name in manifest.identity}
+        demand_same_run(manifest.identity, ours, "the weights are of another model", place=place)
+        return
+    # Fields added since the checkpoint was saved take their "absent" value.
+    missing = {name: "None" for name in own if name.startswith("shape.")}
+    demand_same_run({**missing, **manifest.identity}, own, "the checkpoint is of another run", place=place)
+    if mode == "bounded":
+        return
+    # Older checkpoints name a way of summing that every run has now.
+    theirs = {
+        name: value for name, value in manifest.layout.items() if (name, value) != ("summation", "fast")
+    }
+    hint = "`--checkpoint mode=bounded` goes on with another layout, inside an envelope of the loss"
+    demand_same_run(theirs, layout, "the checkpoint was saved with another layout", place=place, hint=hint)

@@ -49,36 +49,37 @@ class InPlaceState:
     """A model and its optimizer, whose own tensors are saved and loaded into."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        *,
-        taken: Callable[[], None] = lambda: None,
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, taken: Callable[[], None] = lambda: None
     ) -> None:
         """Take what is saved, and what is called once it has been loaded."""
         self._model, self._optimizer, self._taken = model, optimizer, taken
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors where they are; settings are no part of them."""
-        return tensors_of(self._model, self._optimizer)
+        """Return all that a run goes on from, in the memory where it is; settings are no part of it."""
+        state = self._weights()
+        for name, parameter in self._model.named_parameters():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                state[f"{OPTIMIZER}{_plain(name)}.{key}"] = value
+        return state
 
     def prepare(self, manifest: CheckpointManifest) -> dict[str, Tensor]:
-        """Make the optimizer state that `manifest` has, and return all tensors."""
-        return prepare(self._model, self._optimizer, manifest)
+        """Make the optimizer state that `manifest` has, and return all tensors to load into."""
+        groups = {one: group for group in self._optimizer.param_groups for one in group["params"]}
+        for name, parameter in self._model.named_parameters():
+            prefix = f"{OPTIMIZER}{_plain(name)}."
+            self._optimizer.state[parameter] = {
+                key.removeprefix(prefix): _empty(one, parameter, groups[parameter])
+                for key, one in manifest.tensors.items()
+                if key.startswith(prefix)
+            }
+        return self.tensors()
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {MODEL + _plain(name): tensor for name, tensor in self._model.state_dict().items()}
 
     def take(self, tensors: dict[str, Tensor]) -> None:  # noqa: ARG002 - they are in place
         """Go on: the tensors are the run's own."""
         self._taken()
-
-
-def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return all that a run goes on from, in the memory where it is; settings are no part of it."""
-    names = {parameter: _plain(name) for name, parameter in model.named_parameters()}
-    state = {MODEL + _plain(name): tensor for name, tensor in model.state_dict().items()}
-    for parameter, name in names.items():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            state[f"{OPTIMIZER}{name}.{key}"] = value
-    return state
 
 
 def history(meter: Meter) -> dict[str, Tensor]:
@@ -89,27 +90,10 @@ def history(meter: Meter) -> dict[str, Tensor]:
 def history_room(manifest: CheckpointManifest) -> dict[str, Tensor]:
     """Return room for the steps that `manifest` has."""
     return {
-        name: torch.empty(stored.shape, dtype=_dtype(stored))
+        name: torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
         for name, stored in manifest.tensors.items()
         if name.startswith(HISTORY)
     }
-
-
-def prepare(
-    model: nn.Module, optimizer: torch.optim.Optimizer, manifest: CheckpointManifest
-) -> dict[str, Tensor]:
-    """Make the optimizer state that `manifest` has, and return all tensors to load into."""
-    state = {MODEL + _plain(name): tensor for name, tensor in model.state_dict().items()}
-    groups = {one: group for group in optimizer.param_groups for one in group["params"]}
-    for name, parameter in model.named_parameters():
-        prefix = f"{OPTIMIZER}{_plain(name)}."
-        found = {
-            key.removeprefix(prefix): one for key, one in manifest.tensors.items() if key.startswith(prefix)
-        }
-        fresh = {key: _empty(one, parameter, groups[parameter]) for key, one in found.items()}
-        optimizer.state[parameter] = fresh
-        state |= {prefix + key: value for key, value in fresh.items()}
-    return state
 
 
 def history_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -140,14 +124,10 @@ def _plain(name: str) -> str:
 def _empty(stored: StoredTensor, parameter: Tensor, group: dict[str, Any]) -> Tensor:
     """Return room for a part of the optimizer state: like its parameter, or a count of steps."""
     if stored.shape == tuple(parameter.shape):
-        return torch.zeros_like(parameter, dtype=_dtype(stored))
+        return torch.zeros_like(parameter, dtype=DTYPES[stored.dtype])
     on_device = group.get("fused") or group.get("capturable")
     device = parameter.device if on_device and math.prod(stored.shape) == 1 else torch.device("cpu")
-    return torch.zeros(stored.shape, dtype=_dtype(stored), device=device)
-
-
-def _dtype(stored: StoredTensor) -> torch.dtype:
-    return {name: dtype for dtype, name in NAMES.items()}[stored.dtype]
+    return torch.zeros(stored.shape, dtype=DTYPES[stored.dtype], device=device)
 
 
 class Staging:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future as Running
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,13 +41,7 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from twinrun.checkpoints.folder import FolderStore
-from twinrun.checkpoints.manifest import (
-    CheckpointManifest,
-    Chunk,
-    PartManifest,
-    StoredPart,
-    StoredTensor,
-)
+from twinrun.checkpoints.manifest import CheckpointManifest, Chunk, PartManifest, StoredPart, StoredTensor
 from twinrun.checkpoints.parts import (
     NO_DIGEST,
     Box,
@@ -70,16 +64,6 @@ from twinrun.train.checkpoint.state import DTYPES, NAMES, Staging
 SMALL_BYTES = 1 << 16
 # A size with as many digits as the largest.
 MOST_BYTES = (1 << 62) - 1
-
-
-class IndexMaker(Protocol):
-    """Makes the index of a checkpoint, and publishes it."""
-
-    def of(self, parts: tuple[StoredPart, ...], tensors: dict[str, StoredTensor]) -> CheckpointManifest:
-        """Return the index of these parts."""
-
-    def publish(self, manifest: CheckpointManifest) -> None:
-        """Publish a checkpoint whose files are durable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +90,21 @@ class Planner(DefaultSavePlanner):
 
 
 class Writer(StorageWriter, AsyncStager):
-    """Writes the files of one checkpoint; `publish` is called once, when all are durable."""
+    """Writes the files of one checkpoint; `publish` is called once, with its index, when all are durable."""
 
     def __init__(
-        self, store: FolderStore, *, step: int, token: int, staging: Staging, index: IndexMaker
+        self,
+        store: FolderStore,
+        *,
+        step: int,
+        token: int,
+        staging: Staging,
+        index: Callable[[tuple[StoredPart, ...], dict[str, StoredTensor]], CheckpointManifest],
+        publish: Callable[[CheckpointManifest], None],
     ) -> None:
-        self._store, self._step, self._token, self._index = store, step, token, index
+        """Take what makes the index of the parts that were written, and what publishes it."""
+        self._store, self._step, self._token = store, step, token
+        self._index, self._publish = index, publish
         self._staging = staging
         self._holders: dict[str, tuple[tuple[int, int], ...]] = {}
 
@@ -149,7 +142,7 @@ class Writer(StorageWriter, AsyncStager):
         if (found := sum(one.tensor_bytes for one in written)) != wanted:
             raise RunError("not every tensor was saved", found=f"{found} bytes", allowed=f"{wanted} bytes")
         parts = sorted((one.stored for one in written), key=lambda part: part.name)
-        self._index.publish(self._index.of(tuple(parts), tensors))
+        self._publish(self._index(tuple(parts), tensors))
 
     def _tensors(self, metadata: Metadata) -> dict[str, StoredTensor]:
         found = {}
@@ -188,7 +181,7 @@ class Writer(StorageWriter, AsyncStager):
             if (piece := _piece(items[name]))
         }
         place = self._store.file(self._step, MANIFEST)
-        size = len(self._index.of(parts, tensors).text())
+        size = len(self._index(parts, tensors).text())
         demand_readable(size, place=place, what="the index of this checkpoint")
         return plans
 

@@ -9,7 +9,7 @@ import importlib
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,25 +25,6 @@ Orders = dict[str, tuple[Tensor | None, ...]]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
-class TensorCut(NamedTuple):
-    """How tensor parallelism cuts a matrix: the features that come out, its columns, or those that go in."""
-
-    axis: Literal["columns", "inner"]
-    parts: int = 1
-    """Matrices that are one in memory, each of which is cut."""
-
-
-class Decoder(NamedTuple):
-    """What a decoder has around its blocks, of which the first and the last stage of a pipeline are made."""
-
-    embedding: nn.Embedding
-    entry: nn.Module
-    """Makes of embedded tokens what enters the first block."""
-    norm: nn.Module
-    head: nn.Parameter
-    """Weights of the head, those of the embedding where both are one matrix."""
-
-
 class Model(nn.Module):
     """What a trainer asks of any model."""
 
@@ -51,18 +32,17 @@ class Model(nn.Module):
     """The layers, which sharding wraps one by one."""
     undecayed: tuple[str, ...] = ()
     """Endings of the names of matrices that are no weights of an embedding or a product."""
+    options: dict[str, Any] | None = None
+    """Options of Inductor for the blocks."""
+    traced: bool = True
+    """Whether torch.compile sees a whole block as one graph."""
+    final_loss: Callable[..., Tensor]
+    """Final norm, head and cross entropy: one region for torch.compile. Nats per token."""
     drawn_as: ClassVar[Mapping[str, str]] = {}
     """Parts of upstream's names, each with the part by which initial values are drawn and digests are made.
 
     These are older than upstream's names: a seed gives the weights that the committed records started from.
     """
-
-    cuts: ClassVar[Mapping[str, TensorCut]] = {}
-    """The matrices of a block by name, for families that are cut; heads are found by their width."""
-
-    def decoder(self) -> Decoder:
-        """Return what is around the blocks, for families that are cut."""
-        raise NotImplementedError
 
     def drawn_name(self, name: str) -> str:
         """Return the name by which the initial values of the parameter `name` are drawn."""
@@ -116,12 +96,19 @@ class Model(nn.Module):
                     parameter.copy_(parameter.index_select(axis, order.to(parameter.device)))
 
     def compile_whole(self) -> None:
-        """Compile forward pass and loss as one graph, where no hook of DDP or FSDP stands between layers."""
-        raise NotImplementedError
+        """Compile forward pass and loss as one graph, where no hook of DDP or FSDP stands between layers.
+
+        A block that cannot be compiled as one graph is an error: it would run, at half the speed.
+        """
+        self.compile(dynamic=False, fullgraph=True, options=self.options)
 
     def compile_regions(self) -> None:
         """Compile blocks and loss; hooks of DDP and FSDP must stay outside the compiled graphs."""
-        raise NotImplementedError
+        for block in self.blocks:
+            block.forward = torch.compile(
+                block.forward, dynamic=False, fullgraph=self.traced, options=self.options
+            )
+        self.final_loss = torch.compile(self.final_loss, dynamic=False, fullgraph=True)
 
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
         """Return logits (B, S, V), or with targets their mean cross entropy in fp32, a scalar."""

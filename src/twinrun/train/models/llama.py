@@ -10,24 +10,18 @@ R half of that, V vocabulary.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-from twinrun.protocol.models.llama import (
-    FIRST_SEQUENCE,
-    HIGH_TURNS,
-    LOW_TURNS,
-    LlamaShape,
-)
+from twinrun.protocol.models.llama import FIRST_SEQUENCE, HIGH_TURNS, LOW_TURNS, LlamaShape
 from twinrun.protocol.models.shape import ActivationCheckpointing
 from twinrun.protocol.training import Training
 from twinrun.train import attention as attentions
 from twinrun.train.attention import Attend
-from twinrun.train.layers import Linear, RMSNorm, head_loss, recomputed, recomputed_in_part, rms_norm
-from twinrun.train.models import DTYPES, Decoder, Model, Orders, TensorCut, normal
+from twinrun.train.layers import Linear, RMSNorm, checkpointed, head_loss, recomputed, rms_norm
+from twinrun.train.models import DTYPES, Model, Orders, normal
 
 # transformers' `initializer_range`.
 INITIAL_STD = 0.02
@@ -119,9 +113,8 @@ class LlamaBlock(nn.Module):
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         # Inside what is compiled: what is computed again is fused with what needs it.
-        if isinstance(self.checkpointing, bool):
-            return self._add(x_BSD)
-        out: Tensor = recomputed_in_part(self.checkpointing, self._add, x_BSD)
+        kept = False if isinstance(self.checkpointing, bool) else self.checkpointing
+        out: Tensor = checkpointed(kept, self._add, x_BSD)
         return out
 
     def _add(self, x_BSD: Tensor) -> Tensor:
@@ -135,27 +128,8 @@ def final_loss(x_BSD: Tensor, norm_D: Tensor, weight_VD: Tensor, targets_BS: Ten
     return head_loss(rms_norm(x_BSD, norm_D), weight_VD, targets_BS)
 
 
-class Cast(nn.Module):
-    """Embedded tokens in the type that the blocks compute in."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        return x_BSD.to(self.dtype)
-
-
 class Llama(Model):
     """The whole decoder; parameters keep the type they are made in, layers compute in `dtype`."""
-
-    cuts: ClassVar = {
-        **{f"self_attn.{name}_proj": TensorCut("columns") for name in "qkv"},
-        "self_attn.o_proj": TensorCut("inner"),
-        "mlp.gate_proj": TensorCut("columns"),
-        "mlp.up_proj": TensorCut("columns"),
-        "mlp.down_proj": TensorCut("inner"),
-    }
 
     def __init__(
         self,
@@ -183,10 +157,6 @@ class Llama(Model):
         """Return the layers."""
         return self.layers
 
-    def decoder(self) -> Decoder:
-        head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return Decoder(self.embed_tokens, Cast(self.dtype), self.norm, head.weight)
-
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
         """Return logits (B, S, V), or with targets their mean cross entropy in fp32, a scalar."""
         x_BSD = self.embed_tokens(tokens_BS).to(self.dtype)
@@ -196,17 +166,6 @@ class Llama(Model):
         if targets_BS is None:
             return linear(self.norm(x_BSD), weight_VD.to(self.dtype))
         return self.final_loss(x_BSD, self.norm.weight, weight_VD, targets_BS)
-
-    # A block that cannot be compiled as one graph is an error: it would run, at half the speed.
-    def compile_whole(self) -> None:
-        """Compile the model on one device."""
-        self.compile(dynamic=False, fullgraph=True)
-
-    def compile_regions(self) -> None:
-        """Compile each block's forward and the loss; call before or after sharding."""
-        for block in self.layers:
-            block.forward = torch.compile(block.forward, dynamic=False, fullgraph=True)
-        self.final_loss = torch.compile(final_loss, dynamic=False, fullgraph=True)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:

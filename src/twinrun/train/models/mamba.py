@@ -10,7 +10,6 @@ filter, V vocabulary, P rank and twice the states.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -22,7 +21,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.mamba import MambaShape
 from twinrun.protocol.models.shape import ActivationCheckpointing
 from twinrun.protocol.training import Training
-from twinrun.train.layers import RMSNorm, head_loss, recomputed, recomputed_in_part, rms_norm
+from twinrun.train.layers import RMSNorm, checkpointed, head_loss, rms_norm
 from twinrun.train.models import DTYPES, Model, Orders, normal, uniform
 from twinrun.train.state_space import Kernels, chosen
 
@@ -99,12 +98,7 @@ class MambaBlock(nn.Module):
 
     def forward(self, hidden_BSD: Tensor, residual_BSD: Tensor | None = None) -> Stream:
         """Return what the mixer adds, and the stream that it is to be added to."""
-        if not self.checkpointing:
-            return self._mix(hidden_BSD, residual_BSD)
-        if isinstance(self.checkpointing, bool):
-            whole: Stream = recomputed(self._mix, hidden_BSD, residual_BSD)
-            return whole
-        stream: Stream = recomputed_in_part(self.checkpointing, self._mix, hidden_BSD, residual_BSD)
+        stream: Stream = checkpointed(self.checkpointing, self._mix, hidden_BSD, residual_BSD)
         return stream
 
     def _mix(self, hidden_BSD: Tensor, residual_BSD: Tensor | None) -> Stream:
@@ -149,12 +143,13 @@ class Mamba(Model):
     ) -> None:
         super().__init__()
         self.kernels = chosen(kernels)
+        self.traced = self.kernels.traced
         _demand("precision", dtype, tuple(DTYPES.values()))
         _demand("layout", layout, self.kernels.layouts)
         self.shape = shape
         self.dtype = dtype
         self.position_scale = position_scale
-        self.final_loss: Callable[..., Tensor] = final_loss
+        self.final_loss = final_loss
         self.embeddings = nn.Embedding(shape.vocabulary, shape.width)
         made = partial(
             MambaBlock, shape, kernels=self.kernels, layout=str(layout), checkpointing=checkpointing
@@ -201,18 +196,11 @@ class Mamba(Model):
         Kernels that cannot be traced break its graph in each block; torch.compile then gives the function up
         for every model of the process: such a model is compiled by blocks.
         """
-        if not self.kernels.traced:
+        if not self.traced:
             self.compile_regions()
             return
         compiled = torch.compile(self._decode, dynamic=False, fullgraph=True)
         self._decode = compiled  # type: ignore[method-assign]
-
-    def compile_regions(self) -> None:
-        """Compile each block's forward and the loss; call before or after sharding."""
-        for block in self.layers:
-            # A block that cannot be compiled as one graph is an error, but for upstream's kernels.
-            block.forward = torch.compile(block.forward, dynamic=False, fullgraph=self.kernels.traced)
-        self.final_loss = torch.compile(final_loss, dynamic=False, fullgraph=True)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:

@@ -30,12 +30,12 @@ from twinrun.train.layers import (
     INDUCTOR_OPTIONS,
     Experts,
     Linear,
+    checkpointed,
     head_loss,
     recomputed,
-    recomputed_in_part,
     shared_gelu,
 )
-from twinrun.train.models import DTYPES, Decoder, Model, Orders, TensorCut, normal
+from twinrun.train.models import DTYPES, Model, Orders, normal
 
 
 class LayerNorm(nn.LayerNorm):
@@ -103,9 +103,8 @@ class MptBlock(nn.Module):
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         # Inside what is compiled: what is computed again is fused with what needs it.
-        if isinstance(self.checkpointing, bool):
-            return self._add(x_BSD)
-        out: Tensor = recomputed_in_part(self.checkpointing, self._add, x_BSD)
+        kept = False if isinstance(self.checkpointing, bool) else self.checkpointing
+        out: Tensor = checkpointed(kept, self._add, x_BSD)
         return out
 
     def _add(self, x_BSD: Tensor) -> Tensor:
@@ -121,18 +120,6 @@ def final_loss(
     return head_loss(layer_norm(x_BSD, norm_D, bias_D), weight_VD, targets_BS)
 
 
-class Positions(nn.Module):
-    """Adds learned positions; what follows computes in `dtype`."""
-
-    def __init__(self, positions: nn.Embedding, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = positions.weight
-        self.dtype = dtype
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        return (x_BSD + self.weight[: x_BSD.shape[1]]).to(self.dtype)
-
-
 class MPT(Model):
     """The whole decoder.
 
@@ -141,6 +128,7 @@ class MPT(Model):
     weights is a subclass with `gelu`, `compiled_gelu` or `deviation` of its own.
     """
 
+    options = INDUCTOR_OPTIONS
     gelu: ClassVar[Callable[[Tensor], Tensor]] = staticmethod(gelu)
     compiled_gelu: ClassVar[Callable[[Tensor], Tensor]] = staticmethod(shared_gelu)
     """The same function, for compiled graphs."""
@@ -155,12 +143,6 @@ class MPT(Model):
         "up_proj": "up",
         "down_proj": "down",
         "norm_f": "norm",
-    }
-    cuts: ClassVar = {
-        "attn.Wqkv": TensorCut("columns", parts=3),
-        "attn.out_proj": TensorCut("inner"),
-        "ffn.up_proj": TensorCut("columns"),
-        "ffn.down_proj": TensorCut("inner"),
     }
 
     def __init__(
@@ -200,25 +182,19 @@ class MPT(Model):
             return linear(self.norm_f(x_BSD), weight_VD.to(self.dtype))
         return self.final_loss(x_BSD, self.norm_f.weight, self.norm_f.bias, weight_VD, targets_BS)
 
-    def decoder(self) -> Decoder:
-        assert self.wpe is not None
-        return Decoder(self.wte, Positions(self.wpe, self.dtype), self.norm_f, self.wte.weight)
-
-    # A block that cannot be compiled as one graph is an error: it would run, at half the speed.
     def compile_whole(self) -> None:
         """Compile the model on one device."""
-        for block in self.blocks:
-            block.ffn.gelu = self.compiled_gelu
-        self.compile(dynamic=False, fullgraph=True, options=INDUCTOR_OPTIONS)
+        self._for_graphs()
+        super().compile_whole()
 
     def compile_regions(self) -> None:
         """Compile each block's forward and the loss; call before or after sharding."""
+        self._for_graphs()
+        super().compile_regions()
+
+    def _for_graphs(self) -> None:
         for block in self.blocks:
             block.ffn.gelu = self.compiled_gelu
-            block.forward = torch.compile(
-                block.forward, dynamic=False, fullgraph=True, options=INDUCTOR_OPTIONS
-            )
-        self.final_loss = torch.compile(final_loss, dynamic=False, fullgraph=True)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:

@@ -25,35 +25,21 @@ FixtureDocument = dict[str, Any]
 Maker = Callable[[str, str, random.Random], list[str]]
 
 
-def _shuffled(answer: str, _other: str, draw: random.Random) -> list[str]:
-    return ["".join(draw.sample(answer, len(answer)))]
+SIGNS = string.ascii_letters + string.punctuation
 
 
-def _reversed(answer: str, _other: str, _draw: random.Random) -> list[str]:
-    return [answer[::-1]]
-
-
-def _letters(answer: str, _other: str, draw: random.Random) -> list[str]:
-    return ["".join(draw.choices(string.ascii_letters + string.punctuation, k=len(answer))) for _ in range(3)]
-
-
-def _elsewhere(_answer: str, other: str, _draw: random.Random) -> list[str]:
-    return [other]
-
-
-def _longer(answer: str, _other: str, draw: random.Random) -> list[str]:
-    """Wrong answers of other lengths, so that the rule decides."""
-    letters = "".join(draw.sample(answer, len(answer)))
-    return [letters[:8], letters + letters[::-1]]
+def _mixed(text: str, draw: random.Random) -> str:
+    return "".join(draw.sample(text, len(text)))
 
 
 # The answers beside the right one, by the task's name after PREFIX.
 MAKERS: dict[str, Maker] = {
-    "shuffled": _shuffled,
-    "reversed": _reversed,
-    "letters": _letters,
-    "elsewhere": _elsewhere,
-    "lengths": _longer,
+    "shuffled": lambda answer, _other, draw: [_mixed(answer, draw)],
+    "reversed": lambda answer, _other, _draw: [answer[::-1]],
+    "letters": lambda answer, _other, draw: ["".join(draw.choices(SIGNS, k=len(answer))) for _ in range(3)],
+    "elsewhere": lambda _answer, other, _draw: [other],
+    # Of other lengths, so that the rule decides.
+    "lengths": lambda answer, _other, draw: [(mixed := _mixed(answer, draw))[:8], mixed + mixed[::-1]],
 }
 CONTEXTS, QUESTION = "contexts", "question"
 NAMES = (*(f"{PREFIX}{name}" for name in MAKERS), f"{PREFIX}{CONTEXTS}", f"{PREFIX}{QUESTION}")

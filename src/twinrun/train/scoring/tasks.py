@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
 import lm_eval
 from lm_eval.tasks import TaskManager
+from lm_eval.utils import hash_string
 from pydantic import Field
 
 from twinrun.foundation.errors import InputError, closest
@@ -27,6 +27,8 @@ from twinrun.train.scoring.harness import METRICS, Encode, RankedModel, RuledTas
 FILTER = "none"
 # Of a log-likelihood; what follows is the rounding of 16 bits and of the batch.
 DIGITS = 4
+# The harness's hashes of a document, its prompt and its answer.
+HASHES = ("doc_hash", "prompt_hash", "target_hash")
 
 
 class TaskOutcome(Frozen):
@@ -51,20 +53,36 @@ def score_tasks(
     job: EvaluationJob, model: RankedModel, *, sha256: str, folder: Path
 ) -> tuple[TaskOutcome, ...]:
     """Return the outcome of every task of the job; those that `folder` has of the same model are not run."""
-    outcomes = []
-    for number, spec in enumerate(job.tasks):
-        file = folder / f"{spec.name}.json"
-        identity = _identity(job, spec, sha256)
-        found = _kept(file, identity)
-        if found is None:
-            found = _run(job, spec, model, identity)
-            if rank.number() == 0:
-                write_atomically(file, found.model_dump_json() + "\n")
-        ranks.wait()
+    return tuple(_outcome(job, spec, model, sha256, folder / f"{spec.name}.json") for spec in job.tasks)
+
+
+def _outcome(job: EvaluationJob, spec: NamedTask, model: RankedModel, sha256: str, file: Path) -> TaskOutcome:
+    """Return the outcome of a task, the same on every rank, and keep it for a later start."""
+
+    def report(done: int, requests: int, score: float | None = None) -> None:
+        rank.report(
+            EvaluationLine(
+                point=job.point,
+                attempt=job.attempt,
+                task=spec.name,
+                done=done,
+                requests=requests,
+                score=score,
+            )
+        )
+
+    # All that decides it, the number of ranks aside.
+    decides = job.model_dump(mode="json", include={"shots", "limit", "precision"})
+    decides |= {**spec.model_dump(mode="json"), "model": sha256, "harness": harness_name()}
+    identity = sha256_of_bytes(canonical_json(decides).encode())
+    found = load_json(file, TaskOutcome) if file.is_file() else None
+    if found is None or found.identity != identity:
+        found = _run(job, spec, model, identity, report)
         if rank.number() == 0:
-            _report(job, spec, done=number + 1, requests=len(job.tasks), score=found.score.score)
-        outcomes.append(found)
-    return tuple(outcomes)
+            write_atomically(file, found.model_dump_json() + "\n")
+    ranks.wait()
+    report(job.tasks.index(spec) + 1, len(job.tasks), found.score.score)
+    return found
 
 
 def harness_name() -> str:
@@ -72,46 +90,50 @@ def harness_name() -> str:
     return f"lm-eval {version('lm-eval')}"
 
 
-def _identity(job: EvaluationJob, spec: NamedTask, sha256: str) -> str:
-    """Return a digest of all that decides the outcome of a task, the number of ranks aside."""
-    decides = job.model_dump(mode="json", include={"shots", "limit", "precision"})
-    content = {**decides, **spec.model_dump(mode="json"), "model": sha256, "harness": harness_name()}
-    return sha256_of_bytes(canonical_json(content).encode())
-
-
-def _kept(file: Path, identity: str) -> TaskOutcome | None:
-    """Return what an earlier start has left, the same on every rank."""
-    if not file.is_file():
-        return None
-    found = load_json(file, TaskOutcome)
-    return found if found.identity == identity else None
-
-
-def _run(job: EvaluationJob, spec: NamedTask, model: RankedModel, identity: str) -> TaskOutcome:
-    """Return the outcome of a task; ranks beside the first know its score alone."""
+def _run(
+    job: EvaluationJob, spec: NamedTask, model: RankedModel, identity: str, report: Callable[..., None]
+) -> TaskOutcome:
     began = time.perf_counter()
     task = build_task(job, spec, encode=model._encode_pair)
-    documents = _demand_documents(job, spec, task)
-    requests = documents * 4
-
-    def report(asked: int) -> None:
-        if rank.number() == 0:
-            _report(job, spec, done=min(asked, requests), requests=requests)
-
-    model.restart_count(report)
-    found = lm_eval.evaluate(
+    requests = _demand_documents(job, spec, task) * 4
+    model.restart_count(lambda asked: report(min(asked, requests), requests))
+    found: Any = lm_eval.evaluate(
         model, {"tasks": {spec.name: task}}, limit=job.limit, bootstrap_iters=1, log_samples=True
     )
     outcome = None
     if rank.number() == 0:
-        score = _score(job, spec, task, found).model_copy(
-            update={
-                "batch": model.largest_batch,
-                "seconds": time.perf_counter() - began,
-                "forward_seconds": model.forward_seconds,
-            }
+        rows = sorted(found["samples"][spec.name], key=lambda one: one["doc_id"])
+        scores, metric = found["results"][spec.name], METRICS[spec.rule]
+        error = scores[f"{metric}_stderr,{FILTER}"]
+        score = TaskScore(
+            task=spec.name,
+            rule=spec.rule,
+            shots=job.shots,
+            documents=len(rows),
+            score=scores[f"{metric},{FILTER}"],
+            # One document has no spread.
+            error=error if isinstance(error, float) else 0.0,
+            by_rule={rule: scores[f"{name},{FILTER}"] for rule, name in METRICS.items()},
+            # The harness's own hash of a task, of which it writes a line in its results.
+            prompts_sha256=hash_string("".join(row[name] for row in rows for name in HASHES)),
+            version=str(task.VERSION),
+            requests=sum(len(row["arguments"]) for row in rows),
+            batch=model.largest_batch,
+            seconds=time.perf_counter() - began,
+            forward_seconds=model.forward_seconds,
         )
-        outcome = TaskOutcome(identity=identity, score=score, samples=_samples(spec, found))
+        samples = tuple(
+            Sample(
+                task=spec.name,
+                document=row["doc_id"],
+                rule=spec.rule,
+                score=row[metric],
+                prompt_sha256=row["prompt_hash"],
+                likelihoods=tuple(round(float(answer[0]), DIGITS) for answer in row["filtered_resps"]),
+            )
+            for row in rows
+        )
+        outcome = TaskOutcome(identity=identity, score=score, samples=samples)
     shared: TaskOutcome = ranks.from_first(outcome)
     return shared
 
@@ -183,51 +205,3 @@ def _demand_documents(job: EvaluationJob, spec: NamedTask, task: RuledTask) -> i
             allowed=spec.documents,
         )
     return min(count, job.limit or count)
-
-
-def _samples(spec: NamedTask, found: Any) -> tuple[Sample, ...]:
-    return tuple(
-        Sample(
-            task=spec.name,
-            document=one["doc_id"],
-            rule=spec.rule,
-            score=one[METRICS[spec.rule]],
-            prompt_sha256=sha256_of_bytes(canonical_json([list(pair) for pair in one["arguments"]]).encode()),
-            likelihoods=tuple(round(float(answer[0]), DIGITS) for answer in one["filtered_resps"]),
-        )
-        for one in sorted(found["samples"][spec.name], key=lambda one: one["doc_id"])
-    )
-
-
-def _score(job: EvaluationJob, spec: NamedTask, task: RuledTask, found: Any) -> TaskScore:
-    scores, samples = found["results"][spec.name], _samples(spec, found)
-    error = scores[f"{METRICS[spec.rule]}_stderr,{FILTER}"]
-    return TaskScore(
-        task=spec.name,
-        rule=spec.rule,
-        shots=job.shots,
-        documents=len(samples),
-        score=scores[f"{METRICS[spec.rule]},{FILTER}"],
-        # One document has no spread.
-        error=error if isinstance(error, float) else 0.0,
-        by_rule={rule: scores[f"{name},{FILTER}"] for rule, name in METRICS.items()},
-        prompts_sha256=_digest(one.prompt_sha256 for one in samples),
-        version=str(task.VERSION),
-        requests=sum(len(one["arguments"]) for one in found["samples"][spec.name]),
-        batch=1,
-        seconds=0.0,
-        forward_seconds=0.0,
-    )
-
-
-def _digest(parts: Any) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _report(
-    job: EvaluationJob, spec: NamedTask, *, done: int, requests: int, score: float | None = None
-) -> None:
-    line = EvaluationLine(
-        point=job.point, attempt=job.attempt, task=spec.name, done=done, requests=requests, score=score
-    )
-    rank.report(line)

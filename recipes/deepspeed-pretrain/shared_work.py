@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from twinrun.protocol.training import SharedWork, TrainingJob
-from twinrun.train.device import held_bytes
 
 # The step whose messages are counted, from 0: the first sets up buckets and traces what later ones do not.
 COUNTED_STEP = 1
@@ -76,6 +76,25 @@ class SharedWorkMeter:
             sent_bytes=self._traffic.bytes,
             sent_by_operation=dict(self._traffic.elements),
         )
+
+
+watch = SharedWorkMeter
+"""What `twinrun.train.training` calls with a job and its device."""
+
+
+def held_bytes(device: torch.device) -> dict[str, int]:
+    """Return the bytes of all tensors that live now: of the device's allocator, and of those on the host."""
+    kept: dict[int, int] = {}
+    for found in gc.get_objects():
+        # By its type: some objects warn when they are asked for their class. An undefined one has no device.
+        with contextlib.suppress(RuntimeError):
+            if issubclass(type(found), torch.Tensor) and found.device.type == "cpu":
+                for tensor in (found, found.grad if found.is_leaf else None):
+                    if tensor is not None:
+                        storage = tensor.untyped_storage()
+                        kept[storage.data_ptr()] = storage.nbytes()
+    held = {"host": sum(kept.values())}
+    return held | {"device": int(torch.cuda.memory_allocated(device))} if device.type == "cuda" else held
 
 
 def _size(parameter: nn.Parameter) -> int:
