@@ -75,7 +75,7 @@ def test_the_warm_up_is_not_timed(trained: FlowSite) -> None:
         assert point.attempts == ()
 
 
-def test_power_comes_from_the_sensors_of_the_vendor(trained: FlowSite) -> None:
+def test_power_is_what_the_ranks_say(trained: FlowSite) -> None:
     assert trained.invoke() == 0
     for point in trained.record().points:
         power, rate = point.measurement("power"), point.measurement("tokens-per-second")
@@ -85,7 +85,7 @@ def test_power_comes_from_the_sensors_of_the_vendor(trained: FlowSite) -> None:
         assert per_watt
         assert (power.median, power.unit, power.per) == (WATTS, "W", "device")
         assert per_watt.median == pytest.approx(rate.median / WATTS)
-        assert point.facts["power.sensor"] == "RAPL packages"
+        assert point.facts["power.sensor"] == "played"
         assert point.facts["power.samples_per_second"] == "8.0"
 
 

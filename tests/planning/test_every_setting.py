@@ -19,7 +19,6 @@ from twinrun.workloads import load_workload
 
 # What lets a value be that is refused alone.
 COMPANIONS = {
-    "summation": [("trainer=plain",)],
     "sharding": [("model=mpt-1b",)],
     "trace": [("compile=false",)],
 }

@@ -128,7 +128,6 @@ OTHERS: dict[str, st.SearchStrategy[Any]] = {
 }
 # Those of other models, of another kind of schedule, and of the plain loop alone.
 NOT_HERE = {"reports", "validation"} | {
-    "summation",
     "kernels",
     "layout",
     "parameter_type",

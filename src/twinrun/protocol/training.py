@@ -142,8 +142,6 @@ class Training(Frozen):
 
     How far their losses are apart is what rounding does, and the envelope of a parity; eight or more.
     """
-    summation: Literal["fast", "canonical"] = "fast"
-    """`canonical` sums microbatches in one fixed tree: bit-identical on 1, 2, 4, ... ranks, at a cost."""
     trace: bool = False
     """Write digests of weights, activations and gradients by step and layer, in which `invoke parity --trace`
     finds where two runs begin to differ. Nothing may be compiled, since a compiled graph has no layers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from composer import Callback, ComposerModel, DataSpec, Logger, State, Trainer
@@ -46,11 +46,10 @@ def build(job: TrainingJob, device: torch.device) -> ComposerTrainer:
 class ComposerTrainer(Engine):
     """A Trainer that shows no progress, writes no log and no checkpoint, and talks to its ranks alone."""
 
-    # As the record and the recipes' deviations name it.
-    changes: ClassVar = {"composer": "the optimizer starts without a closure, which would wait for the loss"}
-
     def __init__(self, job: TrainingJob, model: Model) -> None:
         settings, self._job = job.training, job
+        # As the record and the recipes' deviations name it.
+        self.changes = {"composer": "the optimizer starts without a closure, which would wait for the loss"}
         self.module, self.weights_hash = model, building.digest_of(model)
         self.parallelism = "fsdp2" if job.sharding == "full" else "single" if job.world_size == 1 else "ddp"
         sharded = self.parallelism == "fsdp2"

@@ -162,12 +162,7 @@ class Meter:
         names = [name for name in (*COLUMNS, "timed", "samples") if name in history]
         for row in zip(*(history[name].tolist() for name in names), strict=True):
             known = dict(zip(names, row, strict=True))
-            self._add(
-                **{
-                    name: None if isinstance(value, float) and math.isnan(value) else value
-                    for name, value in known.items()
-                }
-            )
+            self._add(known.pop("samples"), **{name: _number(value) for name, value in known.items()})
         self.validation = [(int(step), loss) for step, loss in history.get("validation", self._none).tolist()]
         self.blocked = history.get("blocked", self._none).tolist()
         self._untimed = len(self.steps) + self._job.training.warmup_steps
@@ -242,3 +237,8 @@ class Meter:
         # Of the samples; how many ranks were told to end; milliwatts, and how many ranks read some.
         self._sums_of_ranks = torch.zeros(4, dtype=torch.int64, device=self.device)
         self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
+
+
+def _number(value: Any) -> Any:
+    """Return a number of a checkpoint, None for NaN."""
+    return None if value != value else value  # noqa: PLR0124 - as only NaN is

@@ -13,7 +13,7 @@ ROUNDING = {"fp32": 1e-6, "bf16": 1e-3}
 # How a step is computed, not what: rounding aside, these leave the loss as it is.
 ROUNDING_ONLY = {
     *("microbatch", "sharding", "attention", "activation_checkpointing", "compile", "warmup_steps"),
-    *("reduction", "kernels", "layout", "controls", "summation"),
+    *("reduction", "kernels", "layout", "controls"),
 }
 
 FACTORS = (
@@ -30,7 +30,6 @@ FACTORS = (
     factor("training.position_weighting", "none", "large", "another loss"),
     factor("training.trainer", "large", "small", "another training loop around the same model"),
     factor("training.controls", "none", "none", "the run itself stays as it is"),
-    factor("training.summation", "large", "small", "a fixed tree instead of running sums and an all-reduce"),
     factor("training.compile", "large", "small", "compiled blocks fuse kernels"),
     factor("training.sharding", "some", "small", "gathers of parameters in every step"),
     factor("training.seed", "none", "large", "another initialisation and another order of the data"),

@@ -210,14 +210,6 @@ def _training(
             found=f"{training.warmup_steps} of {training.steps} steps",
             allowed="fewer warm-up steps than steps",
         )
-    if training.summation == "canonical" and training.trainer == COMPOSER:
-        raise InputError(
-            "Composer sums in its own order",
-            place="--set summation",
-            found=training.summation,
-            allowed="fast",
-            hint="--set trainer=plain can sum in a tree",
-        )
     return training
 
 
