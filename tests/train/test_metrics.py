@@ -13,12 +13,14 @@ import torch
 from tests.train.small import GLOBAL_BATCH, MakeJob
 from twinrun.foundation.errors import RunError
 from twinrun.protocol.training import StepMetrics, TrainingJob
+from twinrun.train import rank
 from twinrun.train.metrics import Meter
 
 CPU = torch.device("cpu")
 
 
 def run_steps(job: TrainingJob, hashes: list[list[int]]) -> Meter:
+    rank.introduce(job)
     meter = Meter(job, CPU)
     meter.start()
     for step, values in enumerate(hashes, start=1):
