@@ -28,7 +28,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.llama import LlamaShape
 from twinrun.protocol.models.mamba import MambaShape
 from twinrun.protocol.training import TrainingJob
-from twinrun.train.checkpoint.session import CheckpointCalls, checkpoints_of
+from twinrun.train.checkpoint.session import NoCheckpoints, checkpoints_of
 from twinrun.train.checkpoint.state import InPlaceState
 from twinrun.train.corpus import Corpus
 from twinrun.train.metrics import Meter
@@ -61,7 +61,7 @@ def built(job: TrainingJob) -> Any:
     return model
 
 
-def session(job: TrainingJob, model: Any, corpus: Corpus) -> CheckpointCalls:
+def session(job: TrainingJob, model: Any, corpus: Corpus) -> NoCheckpoints:
     """Return the checkpoints of a run of one rank whose first step was taken."""
     optimizer = torch.optim.AdamW(model.parameters())
     assert job.checkpointing
