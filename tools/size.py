@@ -22,6 +22,7 @@ FILE = "tests/contracts/rooms.toml"
 HEAD = """\
 # Written by `nox -s size`: code lines of each room, and what else has to be read. No figure may pass that of
 # the last landed commit, but for what recipes bring: recipes, C++, published.toml and words of Markdown.
+# A room may take lines that others have lost, as long as the sum falls.
 """
 # Adding a recipe touches nothing outside its folder, so the ratchet does not weigh it.
 OF_RECIPES = frozenset({"recipes", "C++ lines", "published.toml lines", "words of Markdown"})
@@ -98,12 +99,18 @@ def figures(root: Path = ROOT) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def raised(now: dict[str, int], before: dict[str, int]) -> list[str]:
-    """Return the figures that are higher than before; a new one is none."""
+def raised(now: dict[str, int], before: dict[str, int], *, trade: bool = False) -> list[str]:
+    """Return the figures that are higher than before; a new one is none.
+
+    Args:
+        trade: a room may take lines that others have lost, as long as the sum of all falls.
+    """
+    traded = trade and now.get("src", 0) < before.get("src", 0)
     return [
         f"{key}: {figure:,} above the {before[key]:,} of the last landed commit"
         for key, figure in now.items()
         if key not in OF_RECIPES and figure > before.get(key, figure)
+        if not (traded and key.startswith("src/"))
     ]
 
 
@@ -142,7 +149,11 @@ def main(arguments: list[str]) -> int:
         above = aim is not None and count > aim
         beside = ("" if aim is None else f" of {aim:7,}") + ("  above" if above else "")
         print(f"{key:28} {count:8,}{beside}")
-    faults = [fault for tables in landed().values() for fault in raised(found, tables.get("figures", {}))]
+    faults = [
+        fault
+        for tables in landed().values()
+        for fault in raised(found, tables.get("figures", {}), trade=True)
+    ]
     for fault in dict.fromkeys(faults):
         print(fault, file=sys.stderr)
     if "--write" in arguments and not faults:
