@@ -73,7 +73,9 @@ def test_a_part_of_a_node_and_a_smaller_node_are_points_as_well() -> None:
     assert ids(NODES, {"devices": "2,4"}, devices=32, nodes=4, node=8) == ["devices=2", "devices=4"]
     small = sized(NODES, devices=16, nodes=4, node=4).places
     assert [(one.nodes, one.devices_per_node) for one in small] == [(1, 4), (2, 4), (4, 4)]
-    assert ids(DEVICES, {"devices": "4,1,4"}, devices=8) == ["devices=1", "devices=4"]
+    assert ids(DEVICES, {"devices": "4,1"}, devices=8) == ["devices=1", "devices=4"]
+    with pytest.raises(InputError, match="a count is given twice"):
+        ids(DEVICES, {"devices": "4,1,4"}, devices=8)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,155 @@
+"""Two records side by side."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.records import PROJECT, bench_record, training_record
+from twinrun.foundation.errors import InputError
+from twinrun.results.compare import compare
+from twinrun.results.factors import changed, conditions
+from twinrun.workloads.training import WORKLOAD
+
+HALF = {"nodes=1": 83.0, "nodes=32": 79.5}
+
+
+def test_a_record_equals_itself() -> None:
+    record = training_record(HALF, spread=0.01)
+    found = compare(record, record, PROJECT)
+    assert not found.differences
+    assert {pair.gain.times for pair in found.pairs if pair.gain} == {1.0}
+    assert {pair.metric: pair.difference for pair in found.pairs if not pair.gain} == {"loss": 0.0}
+    assert all(pair.within_spread for pair in found.pairs)
+    assert [one.value for one in found.series] == [0.0, 0.0]
+
+
+def test_gain_is_in_the_direction_of_the_metric() -> None:
+    slow, fast = training_record(HALF), training_record({name: 2 * rate for name, rate in HALF.items()})
+    pairs = compare(slow, fast, PROJECT).pairs
+    gains = {pair.metric: round(pair.gain.times, 9) for pair in pairs if pair.gain}
+    assert gains["step-time"] == gains["tokens-per-second"] == gains["model-flops"] == 2.0
+    assert gains["peak-memory"] == 1.0
+    assert (
+        "B is faster: 2.00 times (2.00 to 2.00) A in MFU at 2 measurements"
+        in compare(slow, fast, PROJECT).summary
+    )
+
+
+def test_the_first_line_says_which_is_faster() -> None:
+    slow = training_record({"nodes=1": 60.0}, spread=0.01)
+    fast, close = (training_record({"nodes=1": rate}, spread=0.01) for rate in (90.0, 60.3))
+    assert compare(fast, slow, PROJECT).summary.startswith(
+        "A is faster: 1.50 times (1.47 to 1.53) B in MFU at nodes=1"
+    )
+    assert compare(slow, close, PROJECT).summary.startswith("Neither is faster: B is 1.00 times")
+
+
+def test_the_likely_cause_is_named() -> None:
+    a, b = training_record(HALF), training_record({"nodes=1": 300.0, "nodes=32": 290.0}, gpu="h200")
+    found = compare(a, b, PROJECT)
+    assert found.differences[0].name == "GPU model"
+    assert "GPU model AMD Instinct MI250 -> NVIDIA H200 SXM" in found.summary
+
+
+def test_nothing_recorded_explains_it_is_said() -> None:
+    a, b = training_record(HALF), training_record({name: 2 * rate for name, rate in HALF.items()})
+    assert "nothing recorded explains it" in compare(a, b, PROJECT).summary
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused", "summary"),
+    [
+        (
+            ("model=mpt-1b",),
+            {"step-time", "tokens-per-second", "model-flops", "loss", "peak-memory"},
+            (
+                "Two experiments. Not compared, because the runs differ in parameters 6,658,859,008 and"
+                " 1,315,950,592: step time, peak memory, tokens/s, model FLOP/s, loss."
+                " B is better: 2.00 times (2.00 to 2.00) A in MFU"
+            ),
+        ),
+        (
+            ("optimizer.learning_rate=1e-6",),
+            {"loss"},
+            (
+                "B is faster: 2.00 times (2.00 to 2.00) A in MFU at 2 measurements, 2 of which differ by more"
+                " than their spread; nothing recorded explains it. Not compared, because the runs differ in"
+                " optimizer.learning_rate 0.00012 and 1e-06: loss"
+            ),
+        ),
+        (
+            ("model=mpt-1b", "precision=fp32"),
+            {"step-time", "tokens-per-second", "model-flops", "loss", "peak-memory"},
+            "Two experiments. Not compared, because the runs differ in parameters",
+        ),
+    ],
+)
+def test_what_a_metric_depends_on_must_be_the_same_for_a_ratio(
+    settings: tuple[str, ...], refused: set[str], summary: str
+) -> None:
+    a = training_record(HALF)
+    b = training_record({name: 2 * rate for name, rate in HALF.items()}, settings=settings)
+    found = compare(a, b, PROJECT)
+    assert {pair.metric for pair in found.pairs if pair.obstacles} == refused
+    assert not any(pair.gain or pair.difference for pair in found.pairs if pair.obstacles)
+    assert found.summary.startswith(summary)
+
+
+def test_points_of_other_names_are_the_largest_of_each() -> None:
+    found = compare(training_record({"nodes=1": 83.0}), training_record({"nodes=32": 79.5}), PROJECT)
+    assert {(pair.point_a, pair.point_b) for pair in found.pairs} == {("nodes=1", "nodes=32")}
+    assert "the largest of each" in found.pairing
+
+
+def test_benchmarks_are_compared_call_by_call() -> None:
+    same = {"conv-forward-fp16": [0.2, 0.2], "scan-forward-fp16@upstream": [3.0, 3.0]}
+    a = bench_record({"scan-forward-fp16": [2.0, 2.2], **same})
+    b = bench_record({"scan-forward-fp16": [1.0, 1.1], **same})
+    found = compare(a, b, PROJECT)
+    gains = {pair.measurement: round(pair.gain.times, 6) for pair in found.pairs if pair.gain}
+    assert (
+        gains.items()
+        >= {
+            "scan-forward-fp16": 2.0,
+            "conv-forward-fp16": 1.0,
+            "scan-forward-fp16@upstream": 1.0,
+            "scan-forward-fp16/speedup@upstream": 2.0,
+        }.items()
+    )
+    # What a baseline takes says nothing of the change.
+    assert "in time at 2 measurements" in found.summary
+    assert "1 of which differ by more than their spread" in found.summary
+
+
+def test_other_recipes_are_refused() -> None:
+    with pytest.raises(InputError, match="different recipes"):
+        compare(training_record(HALF), bench_record({"scan-forward-fp16": [2.0, 2.0]}), PROJECT)
+
+
+@pytest.mark.parametrize(
+    ("settings", "orders", "note"),
+    [
+        (("optimizer.learning_rate=0.5",), {}, "another configuration (optimizer.learning_rate)"),
+        ((), {"nodes=1": "1" * 64}, "another order of batches"),
+        (("microbatch=3",), {}, "same samples in the same order"),
+    ],
+)
+def test_losses_are_compared_where_they_should_coincide(
+    settings: tuple[str, ...], orders: dict[str, str], note: str
+) -> None:
+    a = training_record({"nodes=1": 83.0})
+    b = training_record({"nodes=1": 83.0}, settings=settings, orders=orders)
+    (found,) = compare(a, b, PROJECT).series
+    assert note in found.note
+    assert (found.value is None) == found.note.startswith("not comparable")
+
+
+def test_factors_rank_what_changed() -> None:
+    a, b = (
+        training_record(HALF),
+        training_record(HALF, settings=("activation_checkpointing=false", "seed=18")),
+    )
+    found = changed(conditions(a, a.points[0]), conditions(b, b.points[0]), WORKLOAD.factors)
+    # Kept activations leave room for a smaller microbatch.
+    names = ["training.activation_checkpointing", "training.seed", "microbatch"]
+    assert [one.name for one in found] == names

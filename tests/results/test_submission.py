@@ -1,0 +1,115 @@
+"""A record that is sent in says nothing of hosts and folders, and is taken once, whole and unforged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.records import ROOT, again, sealed, training_record
+from twinrun.foundation.errors import InputError
+from twinrun.planning.project import Project
+from twinrun.results.judged import Judged
+from twinrun.results.submission import add_submission, write_submission
+
+RECIPE, HOST = "recipes/mpt7b-scaling", "gpu-17.cluster.example.org"
+
+
+def ran() -> Judged:
+    """Return the record of a run on a named host."""
+    found = training_record({"nodes=1": 83.0})
+    allocation = found.record.allocation.model_dump(mode="json")
+    content = json.dumps(allocation).replace("node-0", HOST)
+    points = tuple(one.model_copy(update={"hosts": (HOST,)}) for one in found.record.points)
+    return again(found, allocation=type(found.record.allocation).model_validate_json(content), points=points)
+
+
+@pytest.fixture
+def sent(tmp_path: Path) -> Path:
+    """The submission of that run, with a log."""
+    found, folder = ran(), tmp_path / "run"
+    (folder / "log").mkdir(parents=True)
+    (folder / "log" / "node.log").write_text(f"{HOST}: started in /home/somebody/data\n")
+    (folder / "record.json").write_text(found.record.model_dump_json())
+    write_submission(tmp_path / "submission.json", found, folder / "record.json", folder)
+    return tmp_path / "submission.json"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A project without records."""
+    copied = shutil.ignore_patterns("results", ".git", "build", "runs", "__pycache__")
+    for name in ("recipes", "stacks", "hardware", "kernels"):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tmp_path / "project" / name, ignore=copied)
+    for file in ROOT.glob("*.toml"):
+        shutil.copy(file, tmp_path / "project" / file.name)
+    return Project(tmp_path / "project")
+
+
+def test_a_submission_names_no_host_and_no_folder(sent: Path) -> None:
+    text = sent.read_text()
+    assert HOST not in text
+    assert "somebody" not in text
+    assert json.loads(text)["record"]["evidence"] == "sent in"
+
+
+def test_a_submission_is_added_once_with_the_same_verdicts(sent: Path, project: Project) -> None:
+    path, found = add_submission(sent, RECIPE, project)
+    assert path.parent == project.root / RECIPE / "results"
+    kinds = [[(one.claim, one.final) for one in each.verdicts] for each in (found, ran())]
+    assert kinds[0] == kinds[1] != []
+    with pytest.raises(InputError, match="the results have this run"):
+        add_submission(sent, RECIPE, project)
+
+
+def faster(record: dict[str, Any]) -> None:
+    for step in record["points"][0]["result"]["steps"]:
+        step["seconds"] = step["seconds"] and step["seconds"] / 9
+
+
+def dirty(record: dict[str, Any]) -> None:
+    record["revision"]["changes_sha256"] = "0" * 64
+
+
+def not_sent(record: dict[str, Any]) -> None:
+    record["evidence"] = None
+
+
+def lacking(record: dict[str, Any]) -> None:
+    record["points"][0]["result"]["steps"].pop()
+
+
+FORGED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "faster": (faster, "not whole"),
+    "dirty": (dirty, "not the run of a clean commit"),
+    "not sent": (not_sent, ""),
+    "lacking": (lacking, "not whole"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_what_is_forged_is_refused(name: str, sent: Path, project: Project) -> None:
+    change, said = FORGED[name]
+    content = json.loads(sent.read_text())
+    change(content["record"])
+    content["record"] = sealed(content["record"])
+    sent.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=said):
+        add_submission(sent, RECIPE, project)
+    assert not list((project.root / RECIPE).glob("results/*"))
+
+
+def test_another_file_is_refused(sent: Path, project: Project) -> None:
+    for text in ("", "{", "[]", sent.read_text()[:-9]):
+        sent.write_text(text)
+        with pytest.raises(InputError):
+            add_submission(sent, RECIPE, project)
+    record = json.dumps(ran().record.model_dump(mode="json"))
+    sent.write_text(record)
+    with pytest.raises(InputError, match="a record, and not a submission"):
+        add_submission(sent, RECIPE, project)
