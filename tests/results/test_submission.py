@@ -14,6 +14,7 @@ from tests.records import ROOT, again, sealed, training_record
 from twinrun.foundation.errors import InputError
 from twinrun.planning.project import Project
 from twinrun.results.judged import Judged
+from twinrun.results.record import SENT_IN
 from twinrun.results.submission import add_submission, write_submission
 
 RECIPE, HOST = "recipes/mpt7b-scaling", "gpu-17.cluster.example.org"
@@ -42,20 +43,17 @@ def sent(tmp_path: Path) -> Path:
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     """A project without records."""
-    copied = shutil.ignore_patterns("results", ".git", "build", "runs", "__pycache__")
-    for name in ("recipes", "stacks", "hardware", "kernels"):
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, tmp_path / "project" / name, ignore=copied)
-    for file in ROOT.glob("*.toml"):
-        shutil.copy(file, tmp_path / "project" / file.name)
-    return Project(tmp_path / "project")
+    copied = tmp_path / "project"
+    shutil.copytree(ROOT / "recipes", copied / "recipes", ignore=shutil.ignore_patterns("results"))
+    (copied / "images").symlink_to(ROOT / "images")
+    return Project(copied)
 
 
 def test_a_submission_names_no_host_and_no_folder(sent: Path) -> None:
     text = sent.read_text()
     assert HOST not in text
     assert "somebody" not in text
-    assert json.loads(text)["record"]["evidence"] == "sent in"
+    assert json.loads(text)["record"]["evidence"] == SENT_IN
 
 
 def test_a_submission_is_added_once_with_the_same_verdicts(sent: Path, project: Project) -> None:
@@ -77,7 +75,7 @@ def dirty(record: dict[str, Any]) -> None:
 
 
 def not_sent(record: dict[str, Any]) -> None:
-    record["evidence"] = None
+    record["evidence"] = "measured"
 
 
 def lacking(record: dict[str, Any]) -> None:
@@ -87,7 +85,7 @@ def lacking(record: dict[str, Any]) -> None:
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "faster": (faster, "not whole"),
     "dirty": (dirty, "not the run of a clean commit"),
-    "not sent": (not_sent, ""),
+    "not sent": (not_sent, "a record that was not sent in"),
     "lacking": (lacking, "not whole"),
 }
 
