@@ -85,7 +85,9 @@ ANSWERS: dict[str, dict[str, str]] = {
         "qhost": "<qhost><host name='global'/>"
         + "".join(
             f"<host name='n{number}'><hostvalue name='num_proc'>96</hostvalue>"
-            "<hostvalue name='mem_total'>992.0G</hostvalue><resourcevalue name='gpu'>8.000000</resourcevalue>"
+            "<hostvalue name='mem_total'>992.0G</hostvalue>"
+            "<resourcevalue name='gpu' dominance='hc'>8.000000</resourcevalue>"
+            "<resourcevalue name='num_proc' dominance='hl'>96.000000</resourcevalue>"
             "<queue name='gpu'><queuevalue name='state_string'>"
             f"{'' if number else 'au'}</queuevalue></queue></host>"
             for number in range(5)

@@ -107,18 +107,18 @@ def _job(one: ElementTree.Element) -> JobState:
 
 
 def _node(host: ElementTree.Element) -> NodeState:
-    values = {
-        str(one.get("name")): one.text or ""
-        for kind in ("hostvalue", "resourcevalue")
-        for one in host.iter(kind)
-    }
+    values = {str(one.get("name")): one.text or "" for one in host.iter("hostvalue")}
     states = {str(queue.get("name")): _state_of(queue) for queue in host.iter("queue")}
     # Letters for what is wrong with a queue; a is a load that passes.
-    up = not states or any(not set("udEcCsS") & set(state) for state in states.values())
-    counted = {key: int(float(text)) for key, text in values.items() if re.fullmatch(r"\d+\.0+", text)}
+    up = any(not set("udEcCsS") & set(state) for state in states.values())
+    # The last letter of its dominance tells a consumable from a load.
+    named = [one for one in host.iter("resourcevalue") if str(one.get("dominance")).endswith("c")]
+    counted = {str(one.get("name")): int(float(one.text or "0")) for one in named}
     cores, memory = values.get("num_proc", "-"), gib_of(values.get("mem_total", ""))
     own = {"name": str(host.get("name")), "up": up, "partitions": tuple(states), "devices": counted}
-    return NodeState.model_validate({**own, "cores": 0 if cores == "-" else int(cores), "memory_gib": memory})
+    return NodeState.model_validate(
+        {**own, "cores": 0 if cores == "-" else int(float(cores)), "memory_gib": memory}
+    )
 
 
 def _state_of(queue: ElementTree.Element) -> str:
