@@ -103,8 +103,10 @@ def test_another_engine_builds_the_same_image(
     # The root file system is the one thing that an engine has no part in.
     (tmp_path / "there/cache/roots").symlink_to(checkout.root.parent / "cache/roots")
     (tmp_path / "engine").mkdir()
+    # Podman's own client builds, with the settings that its service has here.
+    settings = {"CONTAINERS_CONF": f"{tmp_path}/engine/containers.conf"}
     with start(tmp_path / "engine") as address:
-        there = answer(build(other, "--json", DOCKER_HOST=address))["built"]
+        there = answer(build(other, "--json", DOCKER_HOST=address, **settings))["built"]
         assert (there["id"], there["layers"]) == (built["built"]["id"], built["built"]["layers"])
         again = answer(build(other, "--json", DOCKER_HOST=address))["built"]
         assert (again["id"], again["fresh"]) == (there["id"], False)

@@ -80,8 +80,7 @@ def plan_request(root: Path, request: BuildRequest) -> BuildPlan:
     framework_index(loaded.stack, asked=request.index)
     wheelhouse, save = request.wheelhouse, request.save
     if wheelhouse is not None and not wheelhouse.is_dir():
-        hint = "a folder of packages, as --save writes it"
-        raise InputError("no such folder", place="--wheelhouse", found=str(wheelhouse), hint=hint)
+        raise InputError("no such folder", place="--wheelhouse", found=str(wheelhouse))
     if save is not None and (save.suffix == ".tar" or not save.is_dir()):
         demand_replaceable(save)
     # What would be left out without a word.
@@ -91,8 +90,7 @@ def plan_request(root: Path, request: BuildRequest) -> BuildPlan:
         raise InputError("nothing is built", place="--pull", hint="leave --save, --base and --wheelhouse out")
     if request.pull and not _BY_DIGEST.fullmatch(request.pull):
         hint = "a tag can be put on anything; whoever pushed the image was told its digest"
-        allowed = "repository@sha256:..."
-        message = "an image is taken by its digest"
+        message, allowed = "an image is taken by its digest", "repository@sha256:..."
         raise InputError(message, place="--pull", found=request.pull, allowed=allowed, hint=hint)
     if request.context is not None:
         demand_absent(request.context)

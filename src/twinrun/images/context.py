@@ -19,8 +19,6 @@ from twinrun.images.root_filesystem import ARCHIVE, root_file_system
 from twinrun.images.wheels import fetch_wheels, requirements_text
 from twinrun.manifests.stack import DOCKERFILE, framework_index
 
-# A .deb file is about a quarter of what it unpacks to.
-_COMPRESSION = 4
 # The environment, the archive in the engine, the same as a file, what the engine reads in, and the image.
 _COPIES = 5
 
@@ -37,11 +35,9 @@ class Context:
     def bytes_needed(self) -> int:
         """Return about how much space a build of them needs beside them."""
         packed = sum(path.stat().st_size for path in self.files.values())
-        wheels = [path for path in self.files.values() if path.suffix == ".whl"]
-        unpacked = sum(info.file_size for one in wheels for info in zipfile.ZipFile(one).infolist())
-        debs = sum(path.stat().st_size for path in self.files.values() if path.suffix == ".deb")
-        root = self.files["root.tar"].stat().st_size
-        return packed + _COPIES * (unpacked + root) + _COMPRESSION * debs
+        wheels = (zipfile.ZipFile(path) for path in self.files.values() if path.suffix == ".whl")
+        unpacked = sum(info.file_size for one in wheels for info in one.infolist())
+        return packed + _COPIES * (unpacked + self.files["root.tar"].stat().st_size)
 
     def write(self, folder: Path, root: Path) -> None:
         """Fill a folder that `docker build` takes; nothing else reaches a step of the Dockerfile."""

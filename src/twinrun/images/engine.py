@@ -30,7 +30,7 @@ _COMMAND = re.compile(r"^ERROR: .*(?=exit code: \d+)")
 _MOUNT = re.compile(r"--mount=\S+ ")
 _DISK_FULL = "no space left on device"
 _KEPT_LINES = 400
-_DOCKER = "install docker.io, or docker-ce-cli with docker-buildx-plugin"
+_CLIENTS = "install podman beside its service; or docker.io, or docker-ce-cli with docker-buildx-plugin"
 _FIRST_MAJOR_WITH_PLUGIN = 23
 # The engine's address, and nothing that could reach a layer: no proxies, tokens or user's configuration.
 _INHERITED = re.compile(
@@ -43,16 +43,14 @@ _TIMEOUT_SECONDS = 3600
 def find_client(client: DockerClient) -> str:
     """Return the command-line client that builds on the engine; raises MachineError."""
     # Podman's Docker-compatible socket writes no archive, and its client needs no service.
-    name, hint = (
-        ("podman", "install podman beside its service") if daemon.is_podman(client) else ("docker", _DOCKER)
-    )
+    name = "podman" if daemon.is_podman(client) else "docker"
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     found = [path for folder in folders if (path := shutil.which(name, path=folder))]
     for program in found:
         if name == "podman" or _can_build(program):
             return program
     message = "no command-line client of the engine that can build"
-    raise MachineError(message, place="PATH", found=found, hint=hint)
+    raise MachineError(message, place="PATH", found=found, hint=_CLIENTS)
 
 
 def _can_build(program: str) -> bool:

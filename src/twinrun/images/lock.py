@@ -133,10 +133,6 @@ def changes(lock: Path, new: str) -> list[str]:
 def _entries(name: str, text: str) -> dict[str, tuple[str, str]]:
     """Return version and whole text of each pin; a broken lock has none, so that all count as changed."""
     pins: dict[str, tuple[str, str]] = {}
-    if name == "image.lock":
-        for digest in re.findall(r'^root = "([0-9a-f]{64})"$', text, re.MULTILINE):
-            pins["root file system"] = (digest[:12], digest)
-        return pins
     with contextlib.suppress(InputError):
         if name == "apt.lock":
             system = locks.parse_apt_lock(text, place=name).all()

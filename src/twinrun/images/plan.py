@@ -14,8 +14,6 @@ from twinrun.manifests.locks import AptLock
 from twinrun.manifests.stack import INPUTS_LABEL, LoadedStack, find_stacks, load_stack
 from twinrun.manifests.vendor import load_vendors, require_vendor
 
-CONTEXT = "{context}"
-
 
 class BuildPlan(Frozen):
     """One image and the build that makes it."""
@@ -65,7 +63,7 @@ class BuildPlan(Frozen):
             "files": {name: len(entries) for name, entries in self.entries().items()},
             "kernels": list(self.kernels),
             "labels": self.labels,
-            "command": ["docker", *build_arguments(CONTEXT, archive="-")],
+            "command": ["docker", *build_arguments("{context}", archive="-")],
         }
 
 
