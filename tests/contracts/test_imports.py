@@ -68,7 +68,8 @@ def test_no_module_asks_which_workload_it_has() -> None:
 
 def test_importing_the_host_side_loads_no_framework() -> None:
     code = "import importlib, json, sys\nfor name in json.loads(sys.argv[1]): importlib.import_module(name)"
-    assert loaded_by(code, json.dumps(sorted(host_modules()))) == set()
+    # The program itself runs where it is imported.
+    assert loaded_by(code, json.dumps(sorted(host_modules().keys() - {"twinrun.__main__"}))) == set()
 
 
 @pytest.mark.parametrize("arguments", [["--list"], ["run", RECIPE, "--scale", "smoke", "--dry"]])

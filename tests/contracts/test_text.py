@@ -15,8 +15,8 @@ FORBIDDEN = {
     ),
     "a note to oneself": re.compile(r"\b(?:TO[D]O|FIX[M]E|X[X]X)\b"),
 }
-# Vendors are data in images/vendors/; amd64 is what registries call a processor of any maker.
-VENDOR = re.compile(r"(?<![a-z])(?:amd(?!64)|nvidia|rocm|cuda|hip)(?![a-z])", re.IGNORECASE)
+# Vendors are data in images/vendors/. Registries call any processor amd64, and PyTorch any GPU torch.cuda.
+VENDOR = re.compile(r"(?<![a-z])(?<!torch\.)(?:amd(?!64)|nvidia|rocm|cuda|hip)(?![a-z])", re.IGNORECASE)
 # Readers that would execute what they read, beside the modules that ruff bans.
 EXECUTING = re.compile(
     r"\b(?:allow_pickle|allow_unsafe_types|trust_remote_code)\W{1,3}True|\bweights_only\b|\.load_checkpoint\("
