@@ -104,7 +104,9 @@ def predict(
             data=lambda: found | asdict(speed),
             code=int(speed.impossible),
         )
-    place: dict[str, Any] = {"devices_per_node": devices_per_node or DEVICES, "network": network}
+    place: dict[str, Any] = {"devices_per_node": DEVICES, "network": network}
+    if devices_per_node is not None:
+        place["devices_per_node"] = devices_per_node
     said = [] if asked.of_recipe or devices_per_node else [f"{DEVICES} devices a node"]
     said = [
         *asked.said,

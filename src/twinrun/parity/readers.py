@@ -55,7 +55,7 @@ def read_log(path: Path, *, series: str = "") -> LoggedCurve:
         if ".tfevents." in path.name:
             return _tensorboard([path], series, source=source)
         with open_regular(path, links=True) as raw:
-            head = raw.read(_HEAD)
+            head = raw.read(_HEAD) or b""
             raw.seek(0)
             with io.BufferedReader(cast("io.RawIOBase", raw)) as stream:
                 return _read_file(stream, head, path, series)
