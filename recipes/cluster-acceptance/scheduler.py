@@ -42,12 +42,8 @@ def mpi_launch(_: ChecksJob) -> None:
     # In an allocation it would ask Slurm for other nodes, whose processors the ranks have, and wait for ever.
     variables = {name: value for name, value in os.environ.items() if not name.startswith(ALLOCATED)}
     # Root and fewer cores than processes are usual in a container, and refused by default.
-    variables |= {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
+        variables |= {name: "1", f"{name}_CONFIRM": "1"}
     command = ["mpirun", "-np", "2", "--oversubscribe", "echo", "here"]
     if shutil.which("mpirun") is None and "SLURM_JOB_ID" in os.environ:
         # Sites without mpirun start MPI by srun.
@@ -79,14 +75,8 @@ def qos_enforcement(_: ChecksJob) -> None:
             f"limits are not enforced: AccountingStorageEnforce is {enforced or 'not set'}",
             remedy="set AccountingStorageEnforce=limits,qos in slurm.conf",
         )
-    command = [
-        "sacctmgr",
-        "--noheader",
-        "--parsable2",
-        "show",
-        "qos",
-        "format=GrpTRES,MaxTRESPU,MaxWall,MaxJobsPU",
-    ]
+    command = ["sacctmgr", "--noheader", "--parsable2", "show", "qos"]
+    command += ["format=GrpTRES,MaxTRESPU,MaxWall,MaxJobsPU"]
     if not any(line.strip("|") for line in answer(command, remedy=SLURM).splitlines()):
         raise CheckError("no QoS has a limit", remedy="give one with sacctmgr modify qos")
 

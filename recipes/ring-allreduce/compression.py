@@ -95,11 +95,7 @@ class BlockScaleCodec(Codec):
             wanted = wanted + self.decode(plus, values.numel())
         if lost is not None:
             wanted = wanted + lost
-        whole = len(wanted) // BLOCK
-        scales_N[:whole] = self._scale(digits_NB[:whole], wanted[: whole * BLOCK])
-        if whole < len(scales_N):
-            rest = pad(wanted[whole * BLOCK :], (0, -len(wanted) % BLOCK))
-            scales_N[whole:] = self._scale(digits_NB[whole:], rest)
+        scales_N.copy_(self._scale(digits_NB, pad(wanted, (0, -len(wanted) % BLOCK))))
         if lost is not None:
             torch.sub(wanted, self.decode(payload, len(wanted)), out=lost)
         return payload
@@ -111,11 +107,7 @@ class BlockScaleCodec(Codec):
 
             decode(target, digits_NB, scales_N)
             return
-        whole = target.numel() // BLOCK
-        first_NB, rest = target[: whole * BLOCK].view(whole, BLOCK), target[whole * BLOCK :]
-        torch.mul(digits_NB[:whole].float(), scales_N[:whole, None], out=first_NB)
-        if whole < len(scales_N):
-            rest.copy_((digits_NB[whole].float() * scales_N[whole])[: rest.numel()])
+        target.copy_((digits_NB.float() * scales_N[:, None]).view(-1)[: target.numel()])
 
     def _scale(self, digits_NB: Tensor, values: Tensor) -> Tensor:
         """Write the digits of each block and return its scale."""

@@ -7,7 +7,6 @@ import sys
 import sysconfig
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -18,18 +17,22 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile what TWINRUN_KERNEL_ARCHS names, else for all GPUs; of an editable one nothing yet."""
-        if self.target_name != "wheel":
+        if self.target_name != "wheel" or version == "editable":
             return
         # The package that is being built, not one that is installed.
         sys.path.insert(0, str(Path(self.root, "src")))
-        compiler = _module("compile")
-        if version == "editable":
-            # A kernel is compiled when it is first called.
-            return
+        compiler = import_module("twinrun_mamba.compile")
         objects = Path(self.root, "build", "objects")
-        named, needed = compiler.chosen(os.environ.get(compiler.VARIABLE), _module("targets").GPU_ARCHS)
+        gpus = import_module("twinrun_mamba.targets").GPU_ARCHS
+        named, needed = compiler.chosen(os.environ.get(compiler.VARIABLE), gpus)
         missing = compiler.build(named, objects=objects, say=self.app.display_info)
-        self._warn(missing, all_missing=len(missing) == len(named))
+        for arch, reason in missing.items():
+            self.app.display_warning(f"twinrun-mamba: no kernels for {arch}: {reason}")
+        if len(missing) == len(named):
+            self.app.display_warning(
+                "twinrun-mamba: NO KERNEL WAS COMPILED. Without a compiler it computes in plain torch alone. "
+                "Install nvcc, or clang-19 and lld-19: kernels are compiled when they are first called."
+            )
         if missing and needed:
             raise compiler.CompileError(f"{compiler.VARIABLE} asks for {', '.join(missing)}")
         compiler.prune(objects, named)
@@ -39,16 +42,3 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
         # The emulator is code of this machine; code objects for GPUs are data to every machine.
         if "cpu" in named and "cpu" not in missing:
             build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
-
-    def _warn(self, missing: dict[str, str], *, all_missing: bool) -> None:
-        for arch, reason in missing.items():
-            self.app.display_warning(f"twinrun-mamba: no kernels for {arch}: {reason}")
-        if all_missing:
-            self.app.display_warning(
-                "twinrun-mamba: NO KERNEL WAS COMPILED. Without a compiler it computes in plain torch alone. "
-                "Install nvcc, or clang-19 and lld-19: kernels are compiled when they are first called."
-            )
-
-
-def _module(name: str) -> ModuleType:
-    return import_module(f"twinrun_mamba.{name}")

@@ -57,22 +57,6 @@ def kinds(source: str) -> dict[str, str]:
     return found
 
 
-def a_link(folder: Path) -> None:
-    (folder.parent / "other").mkdir()
-    folder.symlink_to(folder.parent / "other")
-
-
-@pytest.mark.parametrize("make", [a_link, Path.touch, lambda one: (one.mkdir(), one.chmod(0o777))])
-def test_machine_code_is_not_read_from_a_folder_that_others_write_to(
-    tmp_path: Path, make: Callable[[Path], object]
-) -> None:
-    assert registry._own(tmp_path / "own").stat().st_mode & 0o777 == 0o700
-    assert registry._own(tmp_path / "own") == tmp_path / "own"
-    make(tmp_path / "cache")
-    with pytest.raises(ArchitectureError, match="no folder that this user alone can write to"):
-        registry._own(tmp_path / "cache")
-
-
 def test_kernels_are_handed_what_their_structs_hold() -> None:
     counted = kinds(PARAMS.read_text(encoding="utf-8"))
     assert {name: struct.fields for name, struct in PACKED.items()} == {

@@ -12,8 +12,7 @@ namespace conv {
 constexpr int BACKWARD_TIMES = WARP_SIZE * 8;
 constexpr int BACKWARD_THREADS = 64;
 constexpr int WARPS = BACKWARD_THREADS / WARP_SIZE;
-// The prefetch distance in such groups of times: another would cost more in registers, hence in occupancy, than it
-// gains.
+// The prefetch distance in such groups of times: another would cost more in occupancy than it gains.
 template <class T, int TAPS, bool SEGMENTED>
 constexpr int BACKWARD_PREFETCH = SEGMENTED || TAPS > 4 ? 1 : 4 / sizeof(T);
 

@@ -79,11 +79,8 @@ def make(
         todo = [unit for unit in wanted if not _is_made(unit, objects, compilers[unit.arch])]
         for arch, compiler in sorted(compilers.items()):
             new, all_of_it = (sum(unit.arch == arch for unit in some) for some in (todo, wanted))
-            say(
-                f"{arch}: {compiler.path} makes {new} of {all_of_it}"
-                if new
-                else f"{arch}: {all_of_it} up to date"
-            )
+            done = f"{compiler.path} makes {new} of {all_of_it}" if new else f"{all_of_it} up to date"
+            say(f"{arch}: {done}")
         pool = ThreadPoolExecutor(jobs or os.cpu_count())
         running = {
             pool.submit(_compile, unit, compilers[unit.arch], sources, objects, Path(scratch)): unit

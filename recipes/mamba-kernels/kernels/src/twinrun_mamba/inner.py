@@ -240,7 +240,8 @@ def _check(
         ("out_proj_weight", out_proj, (out_proj.shape[0], channels)),
         ("A", A, (channels, A.shape[1])),
     )
-    autocast = _autocast(xz.device.type)
+    device = xz.device.type
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     for name, tensor, shape in shapes:
         if tensor.shape != shape:
             raise ArgumentError(name, f"shape {tuple(tensor.shape)}", shape)
@@ -253,12 +254,3 @@ def _check_vectors(*given: tuple[str, Tensor | None], size: int) -> None:
     for name, tensor in given:
         if tensor is not None and tensor.shape != (size,):
             raise ArgumentError(name, f"shape {tuple(tensor.shape)}", (size,))
-
-
-def _autocast(device: str) -> torch.dtype | None:
-    """Return the dtype that autocast is switched to on a kind of device, None when it is off."""
-    if hasattr(torch, "get_autocast_dtype"):
-        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    if device == "cpu":
-        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
-    return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None

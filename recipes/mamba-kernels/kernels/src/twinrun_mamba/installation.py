@@ -14,7 +14,6 @@ from functools import wraps
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
-from types import TracebackType
 from typing import Any
 
 from twinrun_mamba.conv import causal_conv1d_fn, causal_conv1d_update
@@ -65,9 +64,7 @@ class Installation:
     def __enter__(self) -> Installation:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.uninstall()
 
     def __str__(self) -> str:

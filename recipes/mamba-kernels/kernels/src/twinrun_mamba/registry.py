@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
-import stat
-import tempfile
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -78,7 +75,7 @@ class CodeObject:
         if name not in names:
             why = "it has none of this name" if names else f"needs {TARGETS[self.arch].needs}, found none"
             raise ArchitectureError(f"no kernel {name} for {self.arch}: {why}")
-        objects = next(place for place in (self.objects, cache_folder()) if _is_writable(place))
+        objects = self.objects if _is_writable(self.objects) else cache_folder()
         wanted = [Unit.of(self.arch, one, units.SOURCES) for one in units.called_together(name, names)]
         try:
             compiler.make(wanted, sources=units.SOURCES, objects=objects, say=logger.warning)
@@ -99,25 +96,7 @@ def sources_of(arch: str) -> str:
 
 def cache_folder() -> Path:
     """Return where kernels are compiled to when their own folder cannot be written."""
-    named = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twinrun_mamba"
-    return named if _is_writable(named) else _own(Path(tempfile.gettempdir(), f"twinrun_mamba-{os.getuid()}"))
-
-
-def _own(folder: Path) -> Path:
-    """Return a folder that this user alone can write to: machine code is loaded from it.
-
-    Raises:
-        ArchitectureError: somebody else has made it, or may change it.
-    """
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise ArchitectureError(
-            f"{folder} is no folder that this user alone can write to;"
-            " hint: remove it, or set XDG_CACHE_HOME to a folder of your own"
-        )
-    return folder
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twinrun_mamba"
 
 
 def _is_writable(folder: Path) -> bool:

@@ -51,10 +51,8 @@ def rank(name: str, value: object, allowed: Sequence[int]) -> None:
 
 def ranks(*given: tuple[str, object, tuple[int, ...]], required: int) -> None:
     """Raise unless all are tensors of an allowed number of dimensions; None after the first `required`."""
-    for name, value, allowed in given:
-        if isinstance(value, Tensor) and value.dim() in allowed:
-            continue
-        if value is not None or name in [one[0] for one in given[:required]]:
+    for place, (name, value, allowed) in enumerate(given):
+        if value is not None or place < required:
             rank(name, value, allowed)
 
 
