@@ -23,8 +23,7 @@ from twinrun.foundation.files import write_atomically
 from twinrun.foundation.terminal import VisibleConsole, say
 from twinrun.images import local_cluster
 from twinrun.machine.doctor import diagnose
-from twinrun.manifests.cluster import FILE, load_site
-from twinrun.manifests.vendor import load_gpus
+from twinrun.manifests.cluster import FILE, known_gpus, load_site
 from twinrun.planning.project import Project
 from twinrun.report.terminal import diagnosis_lines
 
@@ -99,7 +98,7 @@ def _described(site: str | None, partition: str | None) -> Shown:
     text = site_description.describe(
         client=known.client if known else (),
         partition=partition,
-        gpus=load_gpus(root),
+        gpus=known_gpus(root),
         scheduler=known.scheduler if known else "slurm",
     )
     file = (Path.cwd() if root == SHIPPED else root) / FILE

@@ -21,8 +21,7 @@ from twinrun.foundation.signatures import SUFFIX, UNSIGNED, signed_by, signers_o
 from twinrun.foundation.text import duration
 from twinrun.machine.checks import HostCheck
 from twinrun.machine.doctor import Diagnosis
-from twinrun.manifests.cluster import LoadedSite
-from twinrun.manifests.vendor import load_gpus
+from twinrun.manifests.cluster import LoadedSite, known_gpus
 
 # Programs that engines and launchers need on every node; the others bring their own.
 _PROGRAMS = ("docker", "podman", "apptainer", "singularity", "mpirun", "srun")
@@ -161,7 +160,7 @@ class _Doctor:
         if measured is None:
             hint = f"`twinrun site qualify {self._name}` runs one job of one node and one of two"
             return "nothing: all is only declared", needed, "unknown", hint
-        wrong = contradictions(self._site, measured, gpus=load_gpus(self._root))
+        wrong = contradictions(self._site, measured, gpus=known_gpus(self._root))
         signature, digest = Path(f"{self._file}{SUFFIX}"), sha256_of_bytes(self._file.read_bytes())
         signers = signers_of(self._root)
         signer = signed_by(digest, signature, signers=signers) if signature.exists() else UNSIGNED

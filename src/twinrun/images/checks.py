@@ -17,8 +17,9 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.processes import last_lines
 from twinrun.machine.architecture import misfit, refuse_misfit
 from twinrun.machine.inventory import detect
+from twinrun.manifests.cluster import known_gpus
 from twinrun.manifests.stack import LoadedStack, load_stack, pins
-from twinrun.manifests.vendor import load_gpus, load_vendors
+from twinrun.manifests.vendor import load_vendors
 
 COMMON = Path("images") / "checks"
 # A check may print a table of all kernels.
@@ -84,7 +85,7 @@ def _results(
         folder.mkdir(parents=True, exist_ok=True)
     if part.RUNS_IMAGES:
         built = stack.stack.archs
-        unfit = misfit(built=built, machine=machine, vendor=vendor, gpus=load_gpus(root))
+        unfit = misfit(built=built, machine=machine, vendor=vendor, gpus=known_gpus(root))
         refuse_misfit(image=stack.image(), built=built, unfit=unfit)
     engine = part.open_engine(stack=stack, vendor=vendor, workspace=workspace, say=say)
     where = f"{devices} GPU(s)" if devices else "CPU"

@@ -28,8 +28,9 @@ from twinrun.machine.checks import (
     check_uv,
 )
 from twinrun.machine.devices import Discovery, discover
+from twinrun.manifests.cluster import known_gpus
 from twinrun.manifests.stack import load_manifest, load_stack, normalise, pins
-from twinrun.manifests.vendor import Gpu, Vendor, load_gpus, load_vendors
+from twinrun.manifests.vendor import Gpu, Vendor, load_vendors
 
 RUN_BYTES = 1 * GIB
 INTERPRETER_TIMEOUT_S = 10
@@ -55,7 +56,7 @@ def diagnose(root: Path) -> Diagnosis:
     Raises:
         InputError: the hardware data of the checkout is broken.
     """
-    vendors, gpus = load_vendors(root), load_gpus(root)
+    vendors, gpus = load_vendors(root), known_gpus(root)
     found = {vendor.name: discover(vendor, gpus) for vendor in vendors.values() if vendor.probe}
     devices = [check for name, one in found.items() for check in _device_checks(vendors[name], one, gpus)]
     for name, one in found.items():

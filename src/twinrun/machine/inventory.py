@@ -10,7 +10,8 @@ from pathlib import Path
 
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.machine.devices import discover
-from twinrun.manifests.vendor import Vendor, load_gpus, load_vendors, require_vendor
+from twinrun.manifests.cluster import known_gpus
+from twinrun.manifests.vendor import Vendor, load_vendors, require_vendor
 from twinrun.protocol.machine import Device, Machine
 
 
@@ -21,7 +22,7 @@ def detect(root: Path, *, vendor: str | None = None) -> Machine:
         InputError: no such vendor, or broken hardware data.
         MachineError: this machine has no device of `vendor`.
     """
-    vendors, gpus = load_vendors(root), load_gpus(root)
+    vendors, gpus = load_vendors(root), known_gpus(root)
     if vendor is not None:
         require_vendor(vendor, vendors)
     own = _processor(root, vendors)

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.manifest import Frozen, load_toml
-from twinrun.manifests.vendor import Gpu, Identifier
+from twinrun.manifests.vendor import Gpu, Identifier, load_gpus
 
 FILE = "cluster.toml"
 # The site that `invoke cluster up` makes, in a file of its own.
@@ -186,10 +186,11 @@ def load_site(root: Path, name: str) -> LoadedSite:
     raise InputError("unknown site", place="--cluster", found=name, allowed=known, hint=hint)
 
 
-def own_gpus(root: Path) -> dict[str, Gpu]:
-    """Return the rows of GPUs that the user's files of sites have, by identifier."""
+def known_gpus(root: Path) -> dict[str, Gpu]:
+    """Return the rows of `root/images/gpus.toml` and those of the user's files of sites, by identifier."""
     files = [file for file in site_files(root) if file.is_file()]
-    return {one.id: one for file in files for one in load_toml(file, ClusterTable).gpu}
+    own = {one.id: one for file in files for one in load_toml(file, ClusterTable).gpu}
+    return load_gpus(root) | own
 
 
 def site_files(root: Path) -> tuple[Path, ...]:

@@ -229,9 +229,7 @@ class Vendor(Frozen):
 
 
 def load_gpus(root: Path) -> dict[str, Gpu]:
-    """Read `root/images/gpus.toml` and the rows of the user's cluster.toml, by identifier."""
-    from twinrun.manifests.cluster import own_gpus  # noqa: PLC0415 - it reads rows of this module
-
+    """Read `root/images/gpus.toml`, by identifier."""
     path = root / "images" / "gpus.toml"
     gpus: dict[str, Gpu] = {}
     folders = _vendor_folders(root)
@@ -243,7 +241,7 @@ def load_gpus(root: Path) -> dict[str, Gpu]:
                 "no such vendor", place=f"{path}:gpu.{number}.vendor", found=gpu.vendor, allowed=list(folders)
             )
         gpus[gpu.id] = gpu
-    return gpus | own_gpus(root)
+    return gpus
 
 
 def load_vendors(root: Path) -> dict[str, Vendor]:

@@ -11,12 +11,13 @@ from twinrun.foundation.errors import InputError, closest, require_equal, requir
 from twinrun.foundation.files import is_file_in, real
 from twinrun.foundation.manifest import read_toml, validate
 from twinrun.manifests.claims import Claim, RecordClaim
+from twinrun.manifests.cluster import known_gpus
 from twinrun.manifests.metrics import Metric, load_metrics
 from twinrun.manifests.numbers import check_numbers, check_sources
 from twinrun.manifests.published import load_published
 from twinrun.manifests.recipe import LoadedRecipe, Recipe
 from twinrun.manifests.stack import LoadedStack, load_stack
-from twinrun.manifests.vendor import Gpu, Vendor, load_gpus, load_vendors
+from twinrun.manifests.vendor import Gpu, Vendor, load_vendors
 from twinrun.workloads import load_workload, workload_names
 from twinrun.workloads.workload import Demand, Workload
 
@@ -44,7 +45,7 @@ class Project:
     @cached_property
     def gpus(self) -> dict[str, Gpu]:
         """Rows of images/gpus.toml."""
-        return load_gpus(self.root)
+        return known_gpus(self.root)
 
     @cached_property
     def vendors(self) -> dict[str, Vendor]:
