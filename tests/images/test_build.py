@@ -203,6 +203,26 @@ def test_an_image_without_its_tag_is_known_by_its_id(
     assert (again["id"], again["fresh"]) == (built["built"]["id"], False)
 
 
+@pytest.mark.nightly
+def test_the_newest_index_builds_and_says_what_would_move(checkout: Checkout, tmp_path: Path) -> None:
+    newest = another(checkout, tmp_path / "newest" / "checkout")
+    command = [sys.executable, "-m", "twinrun", "lock", "--stack", STACK, "--only", "system", "--upgrade"]
+    moved = subprocess.run(
+        command, cwd=newest.root, env=environment(newest), capture_output=True, text=True, check=True
+    )
+    print(moved.stdout)  # noqa: T201
+    # Its packages come from the mirror, the wheels as before.
+    for one in newest.wheelhouse.glob("*.whl"):
+        target = tmp_path / "newest/cache/wheels" / one.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(one.read_bytes())
+    line = [sys.executable, "-m", "twinrun", "build", "--stack", STACK, "--json"]
+    done = subprocess.run(
+        line, cwd=newest.root, env=environment(newest), capture_output=True, text=True, check=False
+    )
+    assert answer(done)["built"]["fresh"]
+
+
 # What goes wrong
 
 

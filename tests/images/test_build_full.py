@@ -7,9 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,9 @@ import docker
 import pytest
 from docker import DockerClient
 
-from tests.registries import RunningRegistry
 from tests.tiny_stack import ROOT, commit
-from twinrun.images.engine import push
 
-pytestmark = [pytest.mark.nightly, pytest.mark.needs("docker-registry", "unshare", "root")]
+pytestmark = [pytest.mark.nightly, pytest.mark.needs("unshare", "root")]
 
 SECONDS = 1800
 # Nothing of these may be in an image that only runs; ninja, which DeepSpeed requires, compiles nothing.
@@ -93,30 +89,6 @@ def project_copy(folder: Path) -> Path:
     return folder
 
 
-def size(client: DockerClient, image: str, folder: Path) -> int:
-    """Return the bytes of an image as the engine counts them."""
-    bytes_: int = client.images.get(image).attrs["Size"]
-    return bytes_
-
-
-def compressed_size(client: DockerClient, image: str, folder: Path) -> int:
-    """Return the bytes of an image's layers in a registry, which keeps its blobs in `folder` meanwhile."""
-    registry = RunningRegistry(folder)
-    try:
-        digest = push(client, image, f"{registry.host}/stacks/image", "size")
-        address = f"http://{registry.host}/v2/stacks/image/manifests/{digest}"
-        accept = {"Accept": "application/vnd.docker.distribution.manifest.v2+json"}
-        with urllib.request.urlopen(urllib.request.Request(address, headers=accept)) as reply:
-            return sum(layer["size"] for layer in json.load(reply)["layers"])
-    finally:
-        registry.kill()
-        shutil.rmtree(folder / "blobs")
-
-
-# How each stack's image is measured, and the most that it may take.
-SIZES = {"cpu": (compressed_size, 3.5e9), "rocm-debian": (size, 1.7e9)}
-
-
 def anew(root: Path, stack: str, shell: str) -> dict[str, Any]:
     """Build the stack with nothing left of an earlier build, under what `shell` sets up."""
     script = f'{shell}; exec {sys.executable} -c "$0" $@'
@@ -151,13 +123,8 @@ def full(
     project = project_copy(folder / "one")
     elsewhere = Path(shutil.copytree(project, folder / "two" / "deeper"))
     first = anew(project, request.param, "umask 022; TZ=UTC")
-    # Measured beside the second build, because to compress an image takes minutes of one core.
-    with ThreadPoolExecutor(1) as pool:
-        size = pool.submit(SIZES[request.param][0], client, first["image"], folder)
-        second = anew(
-            elsewhere, request.param, "hostname elsewhere; umask 077; export TZ=Asia/Tokyo LC_ALL=C"
-        )
-    return {"stack": request.param, "builds": (first, second), "size": size.result()}
+    changed = "hostname elsewhere; umask 077; export TZ=Asia/Tokyo LC_ALL=C"
+    return {"stack": request.param, "builds": (first, anew(elsewhere, request.param, changed))}
 
 
 def test_two_cold_builds_give_one_image_in_time(full: dict[str, Any]) -> None:
@@ -174,8 +141,3 @@ def test_nothing_of_the_making_is_in_an_image(client: DockerClient, full: dict[s
     look = ["python3", "-c", _LOOK, json.dumps([compilers, EMPTY, [*LEFT, *PACKED]])]
     output = client.containers.run(full["builds"][0]["id"], look, remove=True, network_mode="none", user="0")
     assert json.loads(output) == [[], [], []]
-
-
-def test_an_image_is_no_larger_than_promised(full: dict[str, Any]) -> None:
-    print(full["stack"], full["size"])  # noqa: T201
-    assert full["size"] <= SIZES[full["stack"]][1]
