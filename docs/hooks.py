@@ -23,7 +23,7 @@ from twinrun.planning.project import Project
 from twinrun.report.hardware import ModelChoices, choices, hardware_excerpt, model_page
 from twinrun.report.page import write_recipe_report
 from twinrun.report.publication import documents, publication_page, publication_rows
-from twinrun.report.site import headline_picture, predictions, write_picture
+from twinrun.report.site import headline_picture, predictions
 from twinrun.report.summary import selected, software
 from twinrun.report.words import headline, headline_of_all
 from twinrun.results.judge import judge_between
@@ -76,9 +76,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_post_build(config: Any, **_: Any) -> None:
-    """Write the reports of all recipes that have records, and the picture of predictions."""
+    """Write the reports of all recipes that have records."""
     results = Path(config["site_dir"]) / "results"
-    write_picture(results / "predictions.svg", PROJECT.gpus)
     for name, loaded in PROJECT.recipes().items():
         if records := committed(name):
             between = judge_between(selected(records))

@@ -98,13 +98,11 @@ def draw(chart: Chart) -> Picture:
     """Draw a chart of any kind."""
     if isinstance(chart, LineChart):
         return draw_lines(chart)
-    rows = tuple(Row(label=label, marks=tuple(bars)) for label, bars in groupby(chart.bars, _label))
+    rows = tuple(
+        Row(label=label, marks=tuple(bars)) for label, bars in groupby(chart.bars, lambda bar: bar.label)
+    )
     notes = (f"{chart.better.capitalize()} is better.", *chart.notes)
     return draw_rows(RowChart(name=chart.name, title=chart.title, x_label=chart.unit, rows=rows, notes=notes))
-
-
-def _label(bar: Bar) -> str:
-    return bar.label
 
 
 def draw_rows(chart: RowChart) -> Picture:
@@ -114,7 +112,7 @@ def draw_rows(chart: RowChart) -> Picture:
     marks = [one for row in chart.rows for one in row.marks]
     ends = [0.0, *(one.high for one in marks)] if chart.ticks is None else list(chart.ticks)
     low, high = min(ends), max(ends) or 1.0
-    with canvas(height=INCHES_AROUND + INCHES_A_LINE * lines) as (figure, (axes,)):
+    with canvas(height=INCHES_AROUND + INCHES_A_LINE * lines) as (figure, axes):
         for place, row in enumerate(chart.rows):
             # What is known lies over what is predicted.
             for one in sorted(row.marks, key=lambda mark: mark.kind != "predicted"):
@@ -182,7 +180,7 @@ def look_of(kind: CurveKind, place: int) -> Look:
 def draw_lines(chart: LineChart) -> Picture:
     """Draw a chart of curves."""
     looks = [look_of(curve.kind, curve.place) for curve in chart.curves]
-    with canvas(height=HEIGHT) as (figure, (axes,)):
+    with canvas(height=HEIGHT) as (figure, axes):
         for curve, look in zip(chart.curves, looks, strict=True):
             _draw_curve(axes, curve, look, chart.y_scale)
         if chart.limit is not None:

@@ -180,16 +180,11 @@ def parity_view(found: Sequence[CurveParity]) -> Group:
 
 def windows_table(held: CurveParity) -> Table:
     """Return a row for the whole curve and one for its first steps."""
-    rows = [
-        (
-            f"{window.name}, {window.steps}",
-            f"{window.distance:.2g}",
-            str(window.step),
-            f"{window.envelope:.2g}",
-            f"{min(window.controls):.2g} to {max(window.controls):.2g}",
-        )
-        for window in held.parity.windows
-    ]
+    rows = []
+    for one in held.parity.windows:
+        controls = f"{min(one.controls):.2g} to {max(one.controls):.2g}"
+        distance, envelope = f"{one.distance:.2g}", f"{one.envelope:.2g}"
+        rows.append((f"{one.name}, {one.steps}", distance, str(one.step), envelope, controls))
     columns = word_columns("over", "largest difference", "at step", "envelope", "control runs")
     return _words("Relative differences", columns, rows)
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -20,7 +20,7 @@ from twinrun.predict.prediction import Prediction
 from twinrun.predict.request import LayoutSettings, predict_at
 from twinrun.protocol.models import ModelShape, member, members
 from twinrun.report.charts import Row, RowChart, draw_rows, sign_of
-from twinrun.report.page import page_environment, render_page
+from twinrun.report.page import figure_text, render_page
 from twinrun.results.judged import Judged
 from twinrun.workloads import load_workload
 from twinrun.workloads.tables_and_charts import ABSENT, Bar, Cell, Column, Table, text
@@ -38,13 +38,6 @@ WAYS: tuple[tuple[str, Shards, Recomputation], ...] = (
     ("split, recomputed", "parameters", True),
 )
 THOUSAND = 1e3
-COUNTED: dict[tuple[str, ...], str] = {
-    ("published",): "are published alone",
-    ("measured", "published"): "are published and measured here",
-    ("measured",): "are measured here alone",
-    ("predicted",): "are predicted alone",
-    (): "have no number",
-}
 
 
 def per_device(rate: CardRate) -> float:
@@ -175,18 +168,10 @@ def _of_model(
 def _predicted(name: str, shape: ModelShape, gpu: Gpu) -> tuple[str | None, Prediction]:
     """Return the way that fits and spares most, and what is predicted with all states split."""
     known, first, way = calibration(), None, None
+    on = partial(predict_at, shape, gpu, nodes=1, devices_per_node=DEVICES, network=None, calibration=known)
     for title, shards, again in WAYS:
         settings = LayoutSettings(model=name, global_batch=GLOBAL_BATCH, shards=shards, recomputation=again)
-        one = predict_at(
-            shape,
-            gpu,
-            settings,
-            nodes=1,
-            devices_per_node=DEVICES,
-            network=None,
-            software=known.of(SOFTWARE),
-            calibration=known,
-        )
+        one = on(settings, software=known.of(SOFTWARE))
         fits = one.memory.fit(gpu) == "FITS"
         way = way or (title if fits else None)
         if shards == "parameters" and (first is None or (fits and first.memory.fit(gpu) != "FITS")):
@@ -197,7 +182,8 @@ def _predicted(name: str, shape: ModelShape, gpu: Gpu) -> tuple[str | None, Pred
 
 def write_hardware_page(path: Path, found: Sequence[ModelChoices], prices: Mapping[str, float]) -> None:
     """Write the page as one HTML file; `prices` are of a device for an hour, by GPU."""
-    render_page(path, "hardware.html.j2", first=first_sentence(found), models=_sections(found, prices))
+    models = [(one.name, draw_rows(picture_of(one)), table_of(one, prices)) for one in found]
+    render_page(path, "hardware.html.j2", first=first_sentence(found), models=models)
 
 
 def hardware_excerpt(found: Sequence[ModelChoices]) -> str:
@@ -217,12 +203,17 @@ def hardware_excerpt(found: Sequence[ModelChoices]) -> str:
 
 def model_page(one: ModelChoices) -> str:
     """Return the page of one model, in Markdown."""
-    template = page_environment().get_template("hardware_model.html.j2")
-    written = template.render(first=fastest(one), models=_sections([one], {}))
-    # Markdown ends a block of HTML at an empty line.
-    body = "\n".join(line for line in written.splitlines() if line.strip())
-    head = f"---\nhide:\n  - toc\n---\n\n# {one.name}: which hardware to choose"
-    return f"{head}\n\n[All models](../hardware.md)\n\n{body}\n"
+    table = table_of(one, {})
+    rows = [[f"{cell.text} {cell.detail}".strip() for cell in row] for row in table.rows]
+    numbers = markdown_table([column.title for column in table.columns], rows)
+    parts = [
+        f"---\nhide:\n  - toc\n---\n\n# {one.name}: which hardware to choose",
+        f"[All models](../hardware.md)\n\n**{fastest(one)}**",
+        f'<div class="excerpt">\n{figure_text(draw_rows(picture_of(one)))}\n</div>',
+        f"## {table.title}\n\n{numbers}",
+        *table.notes,
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def fastest(one: ModelChoices) -> str:
@@ -244,17 +235,15 @@ def first_sentence(found: Sequence[ModelChoices]) -> str:
     for one in found:
         for choice in one.choices:
             marks[one.name, choice.gpu.id] |= choice.numbers.keys()
-    known = Counter(tuple(sorted(kinds - {"predicted"}) or kinds) for kinds in marks.values())
-    *parts, last = [f"{known[kinds]} {said}" for kinds, said in COUNTED.items() if known[kinds]] or ["none"]
+    counts = Counter(map(_said, marks.values()))
+    *parts, last = [f"{count} {said}" for said, count in counts.most_common()] or ["none"]
     listed = f"{', '.join(parts)} and {last}" if parts else last
     return f"Of {len(marks)} pairs of a model and a GPU {listed}."
 
 
-def _sections(found: Sequence[ModelChoices], prices: Mapping[str, float]) -> list[dict[str, object]]:
-    return [
-        {"name": one.name, "tables": [table_of(one, prices)], "picture": draw_rows(picture_of(one))}
-        for one in found
-    ]
+def _said(kinds: set[str]) -> str:
+    known = sorted(kinds - {"predicted"}, reverse=True) or [*kinds]
+    return f"are {' and '.join(known)}{'' if len(known) > 1 else ' alone'}" if known else "have no number"
 
 
 def picture_of(one: ModelChoices) -> RowChart:

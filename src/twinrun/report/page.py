@@ -70,22 +70,10 @@ def write_recipe_report(
     # Counted from the oldest, so that a page keeps its address when a record is added.
     oldest = sorted(records, key=lambda record: record.created)
     pages = {id(one): f"{path.stem}/{place}.html" for place, one in enumerate(oldest, 1)}
-    render_page(
-        path,
-        "recipe.html.j2",
-        recipe=recipe.recipe,
-        published=recipe.published,
-        gpus=project.gpus,
-        metrics=project.metrics,
-        ranked=ranked,
-        records=records,
-        opening=next(filter(summary.decided, standing), standing[0] if standing else None),
-        pages=pages,
-        between=between,
-        pictures=_pictures(drawn),
-        ways=ways_to_run(recipe, project),
-        links=links or {},
-    )
+    opening = next(filter(summary.decided, standing), standing[0] if standing else None)
+    told: dict[str, object] = {"loaded": recipe, "project": project, "between": between, "opening": opening}
+    told |= {"ranked": ranked, "records": records, "pages": pages, "pictures": _pictures(drawn)}
+    render_page(path, "recipe.html.j2", links=links or {}, **told)
     back = {title: f"../{address}" for title, address in (links or {}).items()}
     for record in records:
         shown = back | {recipe.recipe.title: f"../{path.name}"}
@@ -168,7 +156,7 @@ def page_environment() -> Environment:
     # Every function of texts, words and summaries is a filter by its name.
     for module in (text, words, summary):
         environment.filters |= dict(inspect.getmembers(module, inspect.isfunction))
-    named = (id, tables, with_counts, hardware, confirmed_by)
+    named = (id, tables, with_counts, ways_to_run, hardware, confirmed_by)
     environment.filters |= {one.__name__: one for one in named}
     environment.globals["HOLDS"] = HOLDS
     return environment

@@ -79,11 +79,11 @@ class Picture(Frozen):
 
 
 @contextmanager
-def canvas(*, height: float = HEIGHT, panels: int = 1) -> Iterator[tuple[Figure, list[Axes]]]:
-    """Give a figure in the page's style, `height` inches high, with panels below each other on one x axis."""
+def canvas(*, height: float = HEIGHT) -> Iterator[tuple[Figure, Axes]]:
+    """Give a figure in the page's style, `height` inches high."""
     with rc_context(_STYLE):
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        yield figure, list(figure.subplots(panels, sharex=True, squeeze=False)[:, 0])
+        yield figure, figure.add_subplot()
 
 
 def label_logarithmic(axis: Axis) -> None:

@@ -17,7 +17,7 @@ from twinrun.predict.calibration import calibration
 from twinrun.predict.rows import Residual, residuals
 from twinrun.report.charts import Row, RowChart, draw_rows
 from twinrun.report.hardware import PRECISION, ModelChoices, choices
-from twinrun.report.picture import COLOURS, canvas, label_logarithmic, standalone, svg_text
+from twinrun.report.picture import standalone
 from twinrun.report.summary import result, selected
 from twinrun.report.words import headline
 from twinrun.results.judged import Judged
@@ -27,8 +27,6 @@ FILE = "README.md"
 PICTURE = Path("docs", "assets", "headline.svg")
 BLOCK = re.compile(r"(<!-- figures -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 HEADS = ("recipe", "measured", "what the newest record says", "record")
-# Inches of the height of a panel of predictions.
-PANEL = 2.1
 SIZES = ((1e9, "up to 1B"), (1e10, "1B to 10B"), (1e11, "10B to 100B"), (math.inf, "more than 100B"))
 
 
@@ -95,46 +93,6 @@ def _slices(found: Sequence[Residual], gpus: Mapping[str, Gpu]) -> str:
         rows.append((*key, str(len(group)), *map(percent, (mean(errors), high, inside))))
     columns = ("slice", "of it", "rows", "mean error", "95th percentile", "inside the interval")
     return markdown_table(columns, rows)
-
-
-def write_picture(path: Path, gpus: Mapping[str, Gpu]) -> None:
-    """Draw predicted over published times, a panel for each GPU, one below the other for narrow screens."""
-    held_out, fitted = (residuals(gpus, calibration(), part=part) for part in ("test", "fit"))
-    names = sorted({one.row.gpu for one in (*held_out, *fitted)})
-    with canvas(height=PANEL * len(names), panels=len(names)) as (figure, panels):
-        for axes, name in zip(panels, names, strict=True):
-            for found, colour, label in ((fitted, "reference", "fitted"), (held_out, "measured", "held out")):
-                mine = [one for one in found if one.row.gpu == name]
-                ratios = [1 + one.error for one in mine]
-                # Of what is predicted, the published time lies between these shares nine times of ten.
-                below = [
-                    ratio * (1 - math.exp(-one.prediction.half))
-                    for ratio, one in zip(ratios, mine, strict=True)
-                ]
-                above = [
-                    ratio * (math.exp(one.prediction.half) - 1)
-                    for ratio, one in zip(ratios, mine, strict=True)
-                ]
-                axes.errorbar(
-                    [one.row.seconds for one in mine],
-                    ratios,
-                    yerr=None if found is fitted else [below, above],
-                    fmt="o",
-                    markersize=3,
-                    linewidth=0.5,
-                    alpha=0.6,
-                    color=COLOURS[colour],
-                    label=f"{label}, {len(mine)}",
-                )
-            axes.axhline(1, color=COLOURS["ink"], linewidth=1)
-            axes.set(xscale="log", ylim=(0.5, 1.6), title=gpus[name].name)
-            axes.legend(fontsize=9, frameon=False, loc="upper right")
-        label_logarithmic(panels[-1].xaxis)
-        figure.supxlabel("published time of a step, s")
-        figure.supylabel("predicted over published")
-        said = f"A panel for each of {', '.join(gpus[name].name for name in names)}."
-        svg = svg_text(figure, name="predictions", title="Predicted over published", description=said)
-    write_atomically(path, standalone(svg))
 
 
 if __name__ == "__main__":

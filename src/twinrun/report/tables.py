@@ -99,16 +99,12 @@ def condition_table(verdict: Verdict) -> View:
 def verdict_table(verdicts: Sequence[Verdict]) -> View:
     """Return each verdict with its claim, the published value and the one found here, the reason below."""
     ordered = sorted(verdicts, key=lambda one: list(words.SIGNS).index(one.final))
-    rows = tuple(
-        (
-            text(words.outcome(one)),
-            text(one.claim),
-            text(words.published_value(one), words.published_neutral(one)),
-            text(words.measured_value(one)),
-        )
-        for one in ordered
-    )
+    rows = []
+    for one in ordered:
+        published = text(words.published_value(one), words.published_neutral(one))
+        named = (text(words.outcome(one)), text(one.claim))
+        rows.append((*named, published, text(words.measured_value(one))))
     styles = {words.outcome(one): STYLES[one.final] for one in verdicts if one.final in STYLES}
     columns = (VERDICT, *word_columns("claim", "published", "here"))
-    table = Table(title="Claims", columns=columns, rows=rows)
+    table = Table(title="Claims", columns=columns, rows=tuple(rows))
     return View(table, below=[f"{one.claim}: {one.why}" for one in ordered], styles=styles)

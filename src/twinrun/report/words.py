@@ -57,7 +57,7 @@ def outcome(verdict: Verdict) -> str:
     """Return the outcome with its sign, in one or two words; of one that exceeds, how many times."""
     factor = (verdict.here or verdict).factor
     times = f", {factor:.3g} times" if verdict.final == "exceeds" and factor else ""
-    return f"{SIGNS[verdict.final]} {_spoken(verdict.final)}{times}"
+    return f"{SIGNS[verdict.final]} {verdict.final.replace('-', ' ')}{times}"
 
 
 def doubted(verdict: Verdict) -> list[str]:
@@ -160,7 +160,7 @@ def _checked(record: Judged) -> Iterator[str]:
 
 def _failed(verdicts: Sequence[Verdict]) -> Iterator[str]:
     """Yield each claim that failed by its name."""
-    return (f"`{one.claim}` {_spoken(one.final)}" for one in verdicts if one.final in FAILURES)
+    return (f"`{one.claim}` {one.final.replace('-', ' ')}" for one in verdicts if one.final in FAILURES)
 
 
 def _waiting(verdicts: Sequence[Verdict], noun: str = "") -> Iterator[str]:
@@ -200,10 +200,7 @@ def _held(verdicts: Sequence[Verdict]) -> Iterator[str]:
 def claims_in_words(verdicts: Sequence[Verdict]) -> str:
     """Count the claims that were judged, and name those that failed."""
     reproduced = sum(one.final == "reproduced" for one in verdicts)
-    failed = (
-        f"{SIGNS[one.final]} `{one.claim}` {_spoken(one.final)}" for one in verdicts if one.final in FAILURES
-    )
-    parts = [*([f"{reproduced} reproduced"] if reproduced else []), *_held(verdicts), *failed]
+    parts = [*([f"{reproduced} reproduced"] if reproduced else []), *_held(verdicts), *_failed(verdicts)]
     return ", ".join(parts) or "none judged"
 
 
@@ -239,7 +236,3 @@ def by_interest(verdicts: Sequence[Verdict]) -> list[Verdict]:
 def heading(title: str) -> str:
     """Return the title of a column on one line."""
     return title.replace("-\n", "").replace("\n", " ")
-
-
-def _spoken(name: Outcome) -> str:
-    return name.replace("-", " ")
