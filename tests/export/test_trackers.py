@@ -82,8 +82,8 @@ def test_tensorboard_reads_every_series(run: TrackedRun, tmp_path: Path, no_netw
     from tensorboard.backend.event_processing.tag_types import TENSORS
     from tensorboard.plugins.hparams import metadata
 
-    (chosen,) = choose_trackers("tensorboard")
-    assert chosen.tracker.write(tmp_path, run) == f"tensorboard --logdir {tmp_path}"
+    write = choose_trackers("tensorboard")["tensorboard"].write
+    assert write(tmp_path, run) == f"tensorboard --logdir {tmp_path}"
     for point in run.points:
         events = EventAccumulator(str(tmp_path / point.id), size_guidance={TENSORS: 0}).Reload()
         for one in point.series:
@@ -106,9 +106,9 @@ def test_mlflow_reads_every_series(
 ) -> None:
     from mlflow import MlflowClient
 
-    (chosen,) = choose_trackers("mlflow")
+    write = choose_trackers("mlflow")["mlflow"].write
     before = dict(os.environ)
-    chosen.tracker.write(tmp_path / "store", run)
+    write(tmp_path / "store", run)
     assert dict(os.environ) == before
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     client = MlflowClient((tmp_path / "store").as_uri())
@@ -133,8 +133,8 @@ def test_mlflow_reads_every_series(
 def test_the_offline_folder_of_wandb_has_every_series(run: TrackedRun, tmp_path: Path) -> None:
     from wandb.proto.wandb_internal_pb2 import Record as Line
 
-    (chosen,) = choose_trackers("wandb")
-    chosen.tracker.write(tmp_path, run)
+    write = choose_trackers("wandb")["wandb"].write
+    write(tmp_path, run)
     files = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == len(run.points)
     assert min(file.stat().st_size for file in files) > 10_000

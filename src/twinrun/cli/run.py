@@ -81,7 +81,7 @@ def run(
     # What trackers need is slow to import.
     if track:
         from twinrun.export.trackers import choose_trackers
-    trackers = choose_trackers(track) if track else ()
+    trackers = choose_trackers(track) if track else {}
     project, folder = Project(project_root()), (out or runs_folder(project_root())).absolute()
     selection = select(project, request)
     seconds = sum(point.seconds or 0.0 for point in selection.plan.points)
@@ -115,7 +115,7 @@ def run(
         from twinrun.export.tracked_run import tracked_run
 
         tracked = tracked_run(finished)
-        for name, tracker in trackers:
+        for name, tracker in trackers.items():
             tell(f"{name}: {tracker.write(finished.folder / 'trackers' / name, tracked)}")
     return shown
 

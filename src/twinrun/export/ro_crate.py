@@ -23,9 +23,9 @@ from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judged import Judged, hardware
 
 PROFILES = {
-    "https://w3id.org/ro/wfrun/process/0.5": ("Process Run Crate", "0.5"),
-    "https://w3id.org/ro/wfrun/workflow/0.5": ("Workflow Run Crate", "0.5"),
-    "https://w3id.org/workflowhub/workflow-ro-crate/1.0": ("Workflow RO-Crate", "1.0"),
+    "https://w3id.org/ro/wfrun/process/0.5": {"name": "Process Run Crate", "version": "0.5"},
+    "https://w3id.org/ro/wfrun/workflow/0.5": {"name": "Workflow Run Crate", "version": "0.5"},
+    "https://w3id.org/workflowhub/workflow-ro-crate/1.0": {"name": "Workflow RO-Crate", "version": "1.0"},
 }
 WORKFLOW_PROFILE = "https://bioschemas.org/profiles/ComputationalWorkflow/1.0-RELEASE"
 LICENSE = "https://spdx.org/licenses/Apache-2.0"
@@ -85,35 +85,22 @@ def _crate(made: Path, names: list[str], record: Judged) -> ROCrate:
         files[name] = crate.add_file(made / name, name, properties=about, record_size=True)
     libraries = ", ".join(f"{name} {version}" for name, version in record.record.libraries.items())
     scripts = [one for name, one in files.items() if name.endswith(".py")]
-    terms = _entity(
-        crate, LICENSE, "CreativeWork", {"name": "Apache License 2.0", "identifier": "Apache-2.0"}
-    )
+    about = {"name": "Apache License 2.0", "identifier": "Apache-2.0"}
+    terms = _entity(crate, LICENSE, "CreativeWork", about)
     language = _entity(crate, "#recipe", "ComputerLanguage", {"name": "recipe of twinrun, in TOML"})
     about = {"name": "twinrun", "version": record.record.twinrun, "description": f"with {libraries}"}
     software = _entity(crate, "#twinrun", "SoftwareApplication", about)
     workflow, root = files[WORKFLOW], crate.root_dataset
-    about = {
-        "name": recipe.name,
-        "description": recipe.title,
-        "version": str(recipe.version),
-        "license": terms,
-    }
+    about = {"name": recipe.name, "description": recipe.title, "version": str(recipe.version)}
     about |= {"conformsTo": {"@id": WORKFLOW_PROFILE}, "programmingLanguage": language, "hasPart": scripts}
-    about |= {
-        "input": [one for one, _ in inputs],
-        "output": [*outputs.values()],
-        "softwareRequirements": software,
-    }
-    _describe(workflow, about)
+    about |= {"input": [one for one, _ in inputs], "output": [*outputs.values()], "license": terms}
+    _describe(workflow, about | {"softwareRequirements": software})
     results = [one for name, one in files.items() if not name.startswith("recipe/")]
     said, values = headline(record), [value for _, value in inputs]
     about = {"name": f"Run {record.run} of {recipe.name} on {hardware(record)}", "description": said}
     about |= {"endTime": record.created, "actionStatus": "http://schema.org/CompletedActionStatus"}
     action = crate.add_action(workflow, "#run", object=values, result=results, properties=about)
-    profiles = [
-        _entity(crate, url, "CreativeWork", {"name": title, "version": version})
-        for url, (title, version) in PROFILES.items()
-    ]
+    profiles = [_entity(crate, url, "CreativeWork", one) for url, one in PROFILES.items()]
     about = {"name": f"{recipe.name}, run {record.run}", "description": said, "datePublished": record.created}
     about |= {"license": terms, "mainEntity": workflow, "mentions": action, "conformsTo": profiles}
     _describe(root, about | {"variableMeasured": _measurements(crate, record)})
@@ -153,11 +140,9 @@ def _measurements(crate: ROCrate, record: Judged) -> list[ContextEntity]:
     found = []
     for point in record.points:
         for one in point.measurements:
-            about: dict[str, Any] = {
-                "name": f"{one.id} at {point.id}, per {one.per}",
-                "propertyID": one.metric,
-            }
-            about |= {"value": one.median, "minValue": one.low, "maxValue": one.high, "unitText": one.unit}
             name = f"#measured-{quote(point.id)}-{quote(one.id)}"
+            about: dict[str, Any] = {"name": f"{one.id} at {point.id}, per {one.per}", "value": one.median}
+            about |= {"minValue": one.low, "maxValue": one.high, "unitText": one.unit}
+            about |= {"propertyID": one.metric}
             found.append(_entity(crate, name, "PropertyValue", about))
     return found

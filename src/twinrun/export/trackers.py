@@ -51,8 +51,7 @@ def _write_mlflow_run(client: Any, experiment: str, run: TrackedRun, point: Trac
     began, ended = (round(seconds * 1000) for seconds in (point.began, point.time_of(point.steps)))
     made = client.create_run(experiment, start_time=began, run_name=f"{run.run} {point.id}", tags=tags)
     number = made.info.run_id
-    given = point.parameters.items()
-    parameters = [Param(_named(name), value[:PARAMETER_CHARACTERS]) for name, value in given]
+    parameters = [Param(_named(name), one[:PARAMETER_CHARACTERS]) for name, one in point.parameters.items()]
     metrics = [
         Metric(_named(series.name), value, round(point.time_of(step) * 1000), step)
         for series in point.series
@@ -128,12 +127,8 @@ def write_wandb(folder: Path, run: TrackedRun) -> str:
         import wandb
 
         # No console, code, machine or errors: the record has what there is to say.
-        off: dict[str, Any] = {
-            "disable_code": True,
-            "disable_git": True,
-            "x_disable_meta": True,
-            "x_disable_stats": True,
-        }
+        off: dict[str, Any] = dict.fromkeys(("disable_code", "disable_git"), True)
+        off |= dict.fromkeys(("x_disable_meta", "x_disable_stats"), True)
         quiet = wandb.Settings(console="off", silent=True, **off)
         folder.mkdir(parents=True, exist_ok=True)
         for point in run.points:
@@ -141,12 +136,8 @@ def write_wandb(folder: Path, run: TrackedRun) -> str:
             for series in point.series:
                 for step, value in series.values:
                     rows[step][series.name] = value
-            about: dict[str, Any] = {
-                "project": run.recipe,
-                "group": run.run,
-                "notes": run.summary,
-                "config": point.parameters,
-            }
+            about: dict[str, Any] = {"project": run.recipe, "group": run.run, "notes": run.summary}
+            about |= {"config": point.parameters}
             place: dict[str, Any] = {"dir": str(folder), "mode": "offline", "settings": quiet}
             with wandb.init(name=f"{run.run} {point.id}", **about, **place) as made:
                 for step, values in sorted(rows.items()):
@@ -174,24 +165,13 @@ TRACKERS = {
 }
 
 
-class ChosenTracker(NamedTuple):
-    """A tracker that was asked for, and is installed."""
-
-    name: str
-    tracker: Tracker
-
-
-def choose_trackers(text: str) -> tuple[ChosenTracker, ...]:
+def choose_trackers(text: str) -> dict[str, Tracker]:
     """Return the trackers that `text` names, separated by commas; raises InputError."""
     names = dict.fromkeys(name.strip() for name in text.split(",")) if text else {}
+    installed = [one for one in TRACKERS if find_spec(one)]
     for name in names:
         require_known(name, TRACKERS, "unknown tracker", place=OPTION)
-        if find_spec(name) is None:
-            raise InputError(
-                "this tracker is not installed",
-                place=OPTION,
-                found=name,
-                allowed=[one for one in TRACKERS if find_spec(one)],
-                hint=TRACKERS[name].install,
-            )
-    return tuple(ChosenTracker(name, TRACKERS[name]) for name in names)
+        if name not in installed:
+            said, hint = "this tracker is not installed", TRACKERS[name].install
+            raise InputError(said, place=OPTION, found=name, allowed=installed, hint=hint)
+    return {name: TRACKERS[name] for name in names}
