@@ -64,7 +64,7 @@ def test_nothing_recorded_explains_it_is_said() -> None:
             {"step-time", "tokens-per-second", "model-flops", "loss", "peak-memory"},
             (
                 "Two experiments. Not compared, because the runs differ in parameters 6,658,859,008 and"
-                " 1,315,950,592: step time, peak memory, tokens/s, model FLOP/s, loss."
+                " 1,315,950,592: step time, tokens/s, model FLOP/s, peak memory, loss."
                 " B is better: 2.00 times (2.00 to 2.00) A in MFU"
             ),
         ),
