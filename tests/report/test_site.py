@@ -26,7 +26,7 @@ KINDS = (
     "results/index.html",
     "results/hardware/index.html",
     "results/hardware/mpt-7b/index.html",
-    "results/llama-throughput.html",
+    "results/cluster-acceptance.html",
     "results/predictions/index.html",
     "results/publications/002/index.html",
 )
