@@ -151,7 +151,7 @@ def test_what_is_written_was_measured_inside(
     measured = contents["measured"]
     assert measured["system"] == "Debian GNU/Linux 12 (bookworm)"
     assert re.fullmatch(r"3\.11\.[0-9]+", measured["python"])
-    assert measured["user"] == "1000:1000"
+    assert measured["user"] == "root"
     assert measured["python_packages"] == {"Example_Package": "1.2.3"}
     found = {name: value.partition(" ")[0] for name, value in measured["system_packages"].items()}
     assert found == installed

@@ -103,5 +103,7 @@ def inspect_image(client: DockerClient, image: str, stack: LoadedStack, *, root:
         size_bytes=attributes["Size"],
         layers=tuple(attributes["RootFS"]["Layers"]),
         labels=dict(sorted((attributes["Config"].get("Labels") or {}).items())),
-        measured=measured.model_copy(update={"variables": {}, "user": attributes["Config"]["User"]}),
+        measured=measured.model_copy(
+            update={"variables": {}, "user": attributes["Config"]["User"] or "root"}
+        ),
     )

@@ -20,7 +20,7 @@ class PackageInventory(Frozen):
     release: str
     processor: str
     user: str
-    """UID and GID of the container."""
+    """User that the image names, UID and GID."""
     python: str
     toolkit: dict[str, str]
     """Compiler or toolkit to its version line."""
