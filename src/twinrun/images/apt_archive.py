@@ -36,7 +36,6 @@ _SNAPSHOT = "http://snapshot.debian.org/archive/{archive}/{time}"
 _SNAPSHOT_HOURS = 6
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _SECONDS, _AT_ONCE, _CHUNK = 30, 8, 1 << 20
-_SHOWN = 5
 
 
 def own_mirror() -> str:
@@ -191,7 +190,7 @@ def fetch_packages(
         raise MachineError(
             f"{len(missing)} of {len(files)} locked system packages cannot be had",
             place=f"apt.lock: {missing[0][0]}",
-            found="".join(lines[:_SHOWN]),
+            found="".join(lines[:5]),
             hint="check the network, name another mirror in TWINRUN_DEBIAN_MIRROR or a snapshot in"
             " TWINRUN_DEBIAN_SNAPSHOT, or move the lock with `invoke lock --only system --upgrade`",
         )

@@ -93,6 +93,7 @@ def inspect_image(client: DockerClient, image: str, stack: LoadedStack, *, root:
             image=attributes["Id"], vendor=deviceless, workspace=workspace, program=program
         )
         measured = image_contents(engine, root)
+    user = attributes["Config"]["User"] or "root"
     return ImageInventory(
         stack=stack.stack.name,
         image=stack.image(),
@@ -103,7 +104,5 @@ def inspect_image(client: DockerClient, image: str, stack: LoadedStack, *, root:
         size_bytes=attributes["Size"],
         layers=tuple(attributes["RootFS"]["Layers"]),
         labels=dict(sorted((attributes["Config"].get("Labels") or {}).items())),
-        measured=measured.model_copy(
-            update={"variables": {}, "user": attributes["Config"]["User"] or "root"}
-        ),
+        measured=measured.model_copy(update={"variables": {}, "user": user}),
     )
