@@ -35,7 +35,7 @@ from twinrun.manifests.stack import (
 # Values of `--only`: Python packages; system packages with the root file system made of some of them.
 PARTS = ("python", "system")
 _SYSTEM_LOCKS = ("apt.lock", "image.lock")
-_SECONDS = 20
+
 _LINK = re.compile(r"""href\s*=\s*["']([^"'#]*)(?:#sha256=([0-9a-f]{64}))?["']""", re.IGNORECASE)
 Lock = TypeVar("Lock")
 
@@ -238,7 +238,7 @@ def _framework_findings(pinned: Path, index: str) -> Iterator[PinFinding]:
 def _files(index: str, package: str) -> dict[str, str | None]:
     """Return the files of a package by name, each with its SHA-256 where the index gives one."""
     try:
-        with urllib.request.urlopen(f"{index.rstrip('/')}/{package}/", timeout=_SECONDS) as answer:  # noqa: S310
+        with urllib.request.urlopen(f"{index.rstrip('/')}/{package}/", timeout=20) as answer:  # noqa: S310
             page = answer.read().decode("utf-8", "replace")
     except (OSError, ValueError, HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError) and error.code == HTTPStatus.NOT_FOUND:
