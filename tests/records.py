@@ -292,7 +292,7 @@ def of_recipe(found: Judged, **published: Any) -> Judged:
     claims = found.recipe.published.model_copy(update=published)
     project = Project(found.project.root)
     loaded = found.recipe.model_copy(update={"published": claims})
-    project.recipe = lambda _name: loaded  # type: ignore[method-assign]
+    project.recipe = lambda _name: loaded  # type: ignore[method-assign,assignment]
     return judged(found.record, project)
 
 

@@ -179,7 +179,9 @@ def test_jobs_are_listed_followed_and_cancelled(
     site: LoadedSite, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def newest() -> list[str]:
-        sites.jobs(cluster="local").show(as_json=False)
+        listed = sites.jobs(cluster="local")
+        assert listed
+        listed.show(as_json=False)
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
         return max(lines, key=lambda line: int(line[0]))
 

@@ -264,13 +264,13 @@ def stack_of(sha256: str) -> LoadedStack:
 
 @pytest.mark.docker
 def test_no_daemon_and_no_image_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {"stack": stack_of("0" * 64), "vendor": load_vendors(ROOT)["cpu"]}
+    stack, vendor = stack_of("0" * 64), load_vendors(ROOT)["cpu"]
     kind = load_engine("docker")
-    assert kind.unusable(**asked) == f"no image {asked['stack'].image()}"
+    assert kind.unusable(stack=stack, vendor=vendor) == f"no image {stack.image()}"
     workspace = Workspace(root=tmp_path, run=tmp_path, data=tmp_path)
     with pytest.raises(MachineError, match="the image is not on this machine"):
-        kind.open_engine(**asked, workspace=workspace, say=print)
+        kind.open_engine(stack=stack, vendor=vendor, workspace=workspace, say=print)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
-    assert "does not answer" in str(kind.unusable(**asked))
+    assert "does not answer" in str(kind.unusable(stack=stack, vendor=vendor))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert kind.unusable(**asked) == "docker is not installed"
+    assert kind.unusable(stack=stack, vendor=vendor) == "docker is not installed"

@@ -156,7 +156,7 @@ def test_a_job_is_cancelled_and_a_set_up_line_that_fails_is_shown(site: LoadedSi
     job = submitted(site, folder / "sleeps", "import time; time.sleep(600)")
     until(lambda: job.poll() is None and job.nodes)
     job.cancel()
-    assert not scheduler.known(job.handle)
+    assert scheduler.state(job.handle) is None
     with pytest.raises(RunInterruptedError, match="ended without an exit status"):
         scheduler.adopt(job.handle, point="p", logs=folder / "sleeps" / "log").poll()
     broken = changed(site, setup=("echo gone >&2; false",))

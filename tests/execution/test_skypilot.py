@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.goldens import check_golden
 from twinrun.manifests.cluster import LoadedSite, Site
 
 # A pool of eight hosts by ssh, Kubernetes with a volume, and a cloud with a bucket.
-SITES = {
+SITES: dict[str, dict[str, Any]] = {
     "eks": {"partition": "k8s/eks", "gres": "H100", "volumes": {"/shared": "training"}, "infiniband": True},
     "lab": {"partition": "ssh/lab", "gres": "RTX4090", "nodes": 8, "volumes": {"/shared": "nfs"}},
     "cloud": {"partition": "aws", "gres": "A100-80GB", "volumes": {"/shared": "s3://training"}},

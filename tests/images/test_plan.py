@@ -19,7 +19,7 @@ from twinrun.foundation.text import redacted
 from twinrun.images.command import BuildRequest, plan_request
 from twinrun.images.context import Context, collect
 from twinrun.images.plan import choose_stack, plan_build
-from twinrun.images.wheels import fetch_wheels
+from twinrun.images.wheels import Entries, fetch_wheels
 from twinrun.manifests.packages import SourcePackage
 from twinrun.manifests.stack import find_stacks
 
@@ -186,7 +186,7 @@ def test_what_the_index_has_is_fetched_once_and_only_as_it_is_locked(
     said: list[str] = []
 
     def fetched(version: str, file: bytes) -> dict[Path, str]:
-        entries = {f"big=={version}": (digest(file),)}
+        entries: Entries = {f"big=={version}": (digest(file),)}
         return fetch_wheels(entries, lock="x.lock", wheelhouse=None, stack=stack, index=None, say=said.append)
 
     for _ in range(2):
@@ -231,7 +231,7 @@ def test_a_package_without_a_wheel_is_built_of_its_source(
 # The archive, which the image's own Python writes
 
 
-def archive(*words: str | Path) -> str:
+def archive(*words: object) -> str:
     command = [sys.executable, "-B", "images/archive.py", *map(str, words)]
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -28,7 +29,7 @@ RUNS: dict[str, Callable[[], Judged]] = {
     "unknown GPU": lambda: changed(TRAINING, gpu=None),
     "no verdict": lambda: judged(TRAINING),
     **{
-        name: lambda name=name: smoke_record(name)
+        name: partial(smoke_record, name)
         for name in ("cluster-acceptance", "mpt-chinchilla", "mpt7b-scaling", "ring-allreduce", "rmsnorm")
     },
 }

@@ -39,7 +39,7 @@ RATES = {"devices=1": 500.0, "devices=2": 495.0, "devices=4": 490.0}
 
 def training() -> Judged:
     """Return a record of MPT-7B on H200, on which four claims hold."""
-    given = {"gpu": "h200", "scale": "node", "settings": ("model=mpt-7b",)}
+    given: Content = {"gpu": "h200", "scale": "node", "settings": ("model=mpt-7b",)}
     return training_record(RATES, spread=0.01, watts=600.0, **given)
 
 
@@ -273,6 +273,16 @@ def more_nodes(content: Content) -> None:
     allocation["reports"]["spare"] = copy.deepcopy(first)
 
 
+def other_packages(content: Content) -> None:
+    more_nodes(content)
+    content["allocation"]["reports"]["spare"]["software_sha256"] = "6" * 64
+
+
+def in_a_container(content: Content) -> None:
+    of_plan(content, engine="docker")
+    content["environment"]["image_digest"] = "sha256:" + "a" * 64
+
+
 def without_architecture(content: Content) -> None:
     device(content, arch=None, memory_bytes=None, name="NVIDIA H200")
 
@@ -294,10 +304,7 @@ HONEST: dict[str, Callable[[Content], object]] = {
     "code that moved": lambda one: of_plan(one, script="twinrun.train.elsewhere"),
     "another launcher": lambda one: of_plan(one, launcher="flux"),
     "another scheduler": lambda one: of_plan(one, scheduler="lsf"),
-    "a container": lambda one: (
-        of_plan(one, engine="docker"),
-        one["environment"].update(image_digest="sha256:" + "a" * 64),
-    ),
+    "a container": in_a_container,
     "another engine": lambda one: of_plan(one, engine="podman"),
     "one node of several": more_nodes,
     "fewer steps": fewer_steps,
@@ -316,10 +323,7 @@ HONEST: dict[str, Callable[[Content], object]] = {
     "variables of the site": lambda one: one["environment"].update(variables={"NCCL_DEBUG": "WARN"}),
     "further files": lambda one: one.update(files={"notes.txt": "0" * 64}),
     "slow ranks": lambda one: one["points"][0].update(slow=["rank 3 is slow"]),
-    "nodes with other packages": lambda one: (
-        more_nodes(one),
-        one["allocation"]["reports"]["spare"].update(software_sha256="6" * 64),
-    ),
+    "nodes with other packages": other_packages,
 }
 
 
@@ -367,7 +371,7 @@ def test_the_word_is_exceeds_above_the_tolerance_and_the_run_ends_well(
 
 
 def test_a_sweep_that_leaves_sizes_out_has_not_answered_a_claim_about_scaling() -> None:
-    given = {"gpu": "h200", "scale": "node", "settings": ("model=mpt-7b", "devices=2,8")}
+    given: Content = {"gpu": "h200", "scale": "node", "settings": ("model=mpt-7b", "devices=2,8")}
     found = training_record({"devices=2": 500.0, "devices=8": 495.0}, **given)
     (verdict,) = (one for one in found.verdicts if one.claim == "efficiency-1-to-32-nodes")
     assert verdict.final == "not-comparable"
@@ -410,7 +414,7 @@ def test_a_relative_root_loses_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_a_second_signer_within_both_spreads_confirms(
     signers: tuple[str, str], rate: float, why: str
 ) -> None:
-    given = {"gpu": "h200", "scale": "node", "settings": ("model=mpt-7b",), "spread": 0.01}
+    given: Content = {"gpu": "h200", "scale": "node", "settings": ("model=mpt-7b",), "spread": 0.01}
     mine = training().replaced(signer=signers[0])
     theirs = training_record({**RATES, "devices=4": rate}, run="another", **given).replaced(signer=signers[1])
     found = {one.claim: one for one in confirmations(mine, theirs)}

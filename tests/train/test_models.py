@@ -64,7 +64,11 @@ PUBLISHED = {
     "mambaoutai": 1622361216,
 }
 LLAMAS = ("llama-1b", "llama-3b", "llama-8b", "llama-70b", "llama-405b", "llama-smoke")
-MAKERS = {"mpt": MPT, "mamba": partial(Mamba, kernels="reference"), "llama": Llama}
+MAKERS: dict[str, Callable[[Any], nn.Module]] = {
+    "mpt": MPT,
+    "mamba": partial(Mamba, kernels="reference"),
+    "llama": Llama,
+}
 every_family = pytest.mark.parametrize("family", FAMILIES)
 # Dynamo of PyTorch 2.7 instantiates the autograd function it traces.
 dynamo_warns = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
