@@ -25,6 +25,15 @@ until qconf -sh >/dev/null 2>&1; do sleep 0.2; done
 as() { su -s /bin/bash -c "$1" sgeadmin; }
 as "qconf -am root" || true
 qconf -as "$(hostname)"
+cat > /tmp/edit <<'EOE'
+#!/bin/bash
+sed -i 's/^schedule_interval.*/schedule_interval 0:0:2/; s/^min_uid.*/min_uid 0/; s/^min_gid.*/min_gid 0/; s/^hostlist.*/hostlist @allhosts/; s/^slots.*/slots 2/; s/^load_thresholds.*/load_thresholds NONE/; s/^pe_list.*/pe_list mpi1/; s/^shell_start_mode.*/shell_start_mode unix_behavior/; s/^shell .*/shell \/bin\/bash/' "$1"
+# An editor that changes a file within its second is not believed.
+sleep 1.1; touch "$1"
+EOE
+chmod +x /tmp/edit
+# Nodes start their daemon when they are known, and it must find who may run jobs: root.
+EDITOR=/tmp/edit qconf -mconf global
 for node; do qconf -ah "$node"; done
 { echo "group_name @allhosts"; echo "hostlist $*"; } > /tmp/group; qconf -Ahgrp /tmp/group
 cat > /tmp/pe <<EOP
@@ -42,14 +51,6 @@ accounting_summary FALSE
 qsort_args NONE
 EOP
 qconf -Ap /tmp/pe
-cat > /tmp/edit <<'EOE'
-#!/bin/bash
-sed -i 's/^schedule_interval.*/schedule_interval 0:0:2/; s/^min_uid.*/min_uid 0/; s/^min_gid.*/min_gid 0/; s/^hostlist.*/hostlist @allhosts/; s/^slots.*/slots 2/; s/^load_thresholds.*/load_thresholds NONE/; s/^pe_list.*/pe_list mpi1/; s/^shell_start_mode.*/shell_start_mode unix_behavior/; s/^shell .*/shell \/bin\/bash/' "$1"
-# An editor that changes a file within its second is not believed.
-sleep 1.1; touch "$1"
-EOE
-chmod +x /tmp/edit
-EDITOR=/tmp/edit qconf -mconf global
 EDITOR=/tmp/edit qconf -msconf
 EDITOR=/tmp/edit qconf -aq all.q
 echo "the cluster is there"

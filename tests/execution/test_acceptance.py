@@ -80,7 +80,7 @@ def accepted(folder: Path) -> Accepted:
     (point,) = json.loads(file.read_text(encoding="utf-8"))["points"]
     found = Accepted(
         status=done.returncode,
-        checks=tuple(Check.model_validate_json(json.dumps(one)) for one in point["checks"]),
+        checks=tuple(Check.model_validate_json(json.dumps(one)) for one in point["result"]["checks"]),
         excluded=file.with_name("exclude.txt").read_text(encoding="utf-8").strip(),
     )
     for one in found.checks:

@@ -203,7 +203,7 @@ def test_jobs_are_listed_followed_and_cancelled(
 def test_a_slurm_that_goes_in_the_middle_of_a_run_is_told(
     site: LoadedSite, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinrun.execution.schedulers.slurm.PATIENCE_SECONDS", 2)
+    monkeypatch.setattr("twinrun.execution.batch.PATIENCE_SECONDS", 2)
     job = submitted(site, folder / "gone")
     docker("pause", container("controller"))
     try:
@@ -292,7 +292,7 @@ def test_a_job_that_slurm_has_forgotten_is_collected_and_one_that_vanished_is_st
     # A number that no controller knows, as after its MinJobAge.
     assert scheduler.adopt("999999", point="nodes=2", logs=logs).poll() == status
     (logs / "status").unlink()
-    with pytest.raises(RunInterruptedError, match="has vanished") as caught:
+    with pytest.raises(RunInterruptedError, match="ended without an exit status") as caught:
         scheduler.adopt("999999", point="nodes=2", logs=logs).poll()
     assert "--resume" in str(caught.value.hint)
 
@@ -316,12 +316,13 @@ def test_two_nodes_train_and_leave_a_record(
     allocation = record["allocation"]
     assert (allocation["scheduler"], allocation["site"]) == ("slurm", "local")
     assert allocation["nodes"] == ["worker1", "worker2"]
-    assert record["machine"]["host"] == "worker1"
     for report in allocation["reports"].values():
         assert report["transport"]["GLOO_SOCKET_IFNAME"] == "eth0"
         assert "eth0" in [one["name"] for one in report["interfaces"]]
     (point,) = record["points"]
-    assert (point["id"], point["nodes"], point["devices"]) == ("nodes=2", 2, 2)
+    assert (point["id"], point["hosts"]) == ("nodes=2", ["worker1", "worker2"])
+    (planned,) = record["plan"]["points"]
+    assert (planned["nodes"], planned["devices_per_node"]) == (2, 1)
 
 
 WATCH = """#!/bin/sh
