@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.records import plan
+from tests.records import plan, training_record
 from twinrun.foundation.errors import InputError
 from twinrun.planning.plan import Plan
+from twinrun.protocol.training import Report
 from twinrun.workloads import load_workload, whole_workload, workload_names
+from twinrun.workloads.training.numbers import numbers
 from twinrun.workloads.workload import Workload
 
 RECIPES = {
@@ -66,3 +68,15 @@ def test_a_description_has_every_point_of_its_plan(name: str) -> None:
     described = load_workload(name).describe(made.part, made.points)
     assert list(described.points) == [point.id for point in made.points]
     assert all(point.attempts for point in described.points.values())
+
+
+def test_a_report_of_a_script_has_the_unit_that_its_training_names() -> None:
+    record = training_record({"nodes=1": 100.0}).record
+    (point,) = (one for one in record.plan.points if one.id == "nodes=1")
+    result = record.points[0].result.model_copy(
+        update={"reported": (Report(metric="bits-per-byte", value=1.5),)}
+    )
+    training = record.plan.part.training.model_copy(update={"reports": {"bits-per-byte": "bits/byte"}})
+    found = numbers(record.plan.part.model_copy(update={"training": training}), point, result, None)
+    (reported,) = (one for one in found.measurements if one.id == "bits-per-byte")
+    assert (reported.samples, reported.unit, reported.per) == ((1.5,), "bits/byte", "run")
