@@ -17,6 +17,7 @@ from tests.train.small import bench_job, launch
 from twinrun.foundation.errors import RunError
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.bench import BenchJob, BenchResult, CallLine, Work
+from twinrun.train import rank
 from twinrun.train.bench import CheckedCall, Session
 from twinrun.train.measure import Clock, distance, kept_bytes
 
@@ -106,7 +107,9 @@ def measure(session: Session, **changes: Any) -> None:
 
 
 def test_a_call_is_named_after_its_labels_and_has_all_of_them(tmp_path: Path) -> None:
-    session = Session(job_of(tmp_path, repeats=2))
+    job = job_of(tmp_path, repeats=2)
+    rank.introduce(job)
+    session = Session(job)
     measure(session, work=Work(formula="f", amounts={"copy": 8.0}))
     measure(session, labels={"operation": "sum", "dtype": "fp32", "mode": "call"}, clock="host")
     calls = session.result().calls

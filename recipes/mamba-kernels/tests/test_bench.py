@@ -23,6 +23,7 @@ import torch
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.bench import BenchJob, BenchResult, largest_error, possible_names
+from twinrun.train import rank
 from twinrun.train.bench import Session
 
 RECIPE = Path(__file__).parents[1]
@@ -97,7 +98,9 @@ def test_every_operation_is_checked_and_reported(
     monkeypatch.setenv("TWINRUN_MAMBA_OBJECTS", str(tmp_path))
     bench = part("bench")
 
-    result = bench.bench(job_of(tmp_path))
+    job = job_of(tmp_path)
+    rank.introduce(job)
+    result = bench.bench(job)
     names = [one.name for one in result.calls]
     assert names == [
         f"{name}-{dtype}-reference"
