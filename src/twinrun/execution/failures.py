@@ -141,8 +141,11 @@ def with_last_words(error: RunError, *, run: Path, point: str) -> RunError:
     """Return the error of a scheduler with what is known of the ranks."""
     states = rank_states(point_folder(run, point))
     found = hang(states, point=point, logs=log_folder(run, point))
-    words = str(found.found) if found else "; ".join(map(described, _mute(states)))
-    both = "; ".join(text for text in (str(error.found or "").strip(), words) if text)
+    told, alive = str(error.found or "").strip(), [one for one in states if one.end is None]
+    # A job that ends with its node silences all ranks at once: the scheduler's words name the host.
+    lost = [one for one in alive if re.search(rf"\b{re.escape(one.host)}\b", told)]
+    words = str(found.found) if found else "; ".join(map(described, _mute(states) or lost or alive))
+    both = "; ".join(text for text in (told, words) if text)
     return RunError(error.message, place=error.place, found=both, hint=error.hint)
 
 
