@@ -100,7 +100,7 @@ def beside_a_run(folder: Path, other: Path, samples: Any, count: int, draw: rand
     """
     how = strike(folder, other, draw, "shard.*", KINDS[:-1])
     try:
-        found = b"".join(samples.get_item(number)["tokens"].tobytes() for number in range(count))
+        found = b"".join(samples[number]["tokens"].tobytes() for number in range(count))
     except RunError as error:
         return how if f"{folder}:sample" in str(error.place) else ""
     # Not every byte of a shard is one of a sample.
@@ -155,7 +155,7 @@ def test_no_pickle_in_data_is_executed(
         (folder / name).write_bytes(attack)
     job = make_job().model_copy(update={"data": str(folder)})
     with pytest.raises(InputError, match="missing or damaged"):
-        load_batches(job, load_corpus(job)).dataset.get_item(0)
+        load_batches(job, load_corpus(job)).dataset[0]
     assert not mark.exists()
     pickle.loads(attack)
     assert mark.exists(), "the attack works where a pickle is read"
