@@ -83,7 +83,7 @@ def bisect(
     dry: Annotated[bool, Parameter(alias="-n")] = False,
     yes: bool = False,
 ) -> Shown | None:
-    """Find which change of the software made a figure worse, runs fail, or the loss differ.
+    """Find which change of the software made a figure worse, made runs fail or changed the loss.
 
     It ends with 0 where the change was found, 1 where it was not confirmed, 3 where no change was seen.
 
