@@ -50,7 +50,7 @@ def test_a_plan_is_a_page_and_json_is_all_of_it() -> None:
 def test_a_plan_of_an_image_is_a_page_and_json_is_all_of_it() -> None:
     page = invoke(ROOT, "build", "--stack", "cpu", "--dry")
     assert page.stdout.startswith("image     twinrun/cpu:")
-    assert json.loads(invoke(ROOT, "build", "--stack", "cpu", "--dry", "--json").stdout)["commands"]
+    assert json.loads(invoke(ROOT, "build", "--stack", "cpu", "--dry", "--json").stdout)["command"]
 
 
 def test_the_folder_of_all_recipes_is_none() -> None:

@@ -62,7 +62,7 @@ def up(
         raise InputError(message, place="--nodes", found=nodes, allowed=allowed)
     if absent := next((folder for folder in mounts if not folder.is_dir()), None):
         raise InputError("no such folder", place="--mount", found=str(absent))
-    image = _ensure_image(root, say=say)
+    # Asks the engine, which making an image does only at its end.
     down()
     shared = tuple(dict.fromkeys((root.resolve(), (root / "runs").resolve(), cache_root(), *mounts)))
     files = local_folder() / "files"
@@ -75,7 +75,7 @@ def up(
     _write_key(files / "munge.key")
     volumes = [f"{path}:{path}:rw" for path in shared] + [f"{one}:{one}:ro" for one in interpreter_paths()]
     volumes += [f"{files}:/twinrun:ro", f"{recipe}:/cluster:ro"]
-    write_atomically(_file(), _compose_text(recipe, image, volumes, nodes=nodes))
+    write_atomically(_file(), _compose_text(recipe, _ensure_image(root, say=say), volumes, nodes=nodes))
     _compose("up", "--detach")
     _wait(nodes, say)
     client = ["docker", "exec", "--user", f"{os.getuid()}:{os.getgid()}", f"{NAME}-{_CONTROLLER}"]
@@ -122,6 +122,7 @@ def _states() -> dict[str, str]:
         ["docker", "ps", "--all", *question],
         failure="the engine does not say which containers there are",
         place="docker ps",
+        hint="start it, point DOCKER_HOST at it, or join the group that may use its socket",
         absent="install a container engine",
     )
     return {name.removeprefix(f"{NAME}-"): state for name, state in map(str.split, listed.splitlines())}
