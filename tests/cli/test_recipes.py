@@ -33,7 +33,7 @@ def test_every_recipe_is_listed_with_what_it_asks_and_does_here() -> None:
 
 
 def test_a_plan_is_a_page_and_json_is_all_of_it() -> None:
-    page = invoke(ROOT, "run", RECIPE, *CPU, "--dry")
+    page = invoke(ROOT, "run", RECIPE, *CPU, "--dry", variables={"COLUMNS": "80"})
     assert (page.returncode, page.stderr) == (0, "")
     assert len(page.stdout.splitlines()) < 50
     for part in (
@@ -48,8 +48,7 @@ def test_a_plan_is_a_page_and_json_is_all_of_it() -> None:
 
 
 def test_a_plan_of_an_image_is_a_page_and_json_is_all_of_it() -> None:
-    page = invoke(ROOT, "build", "--stack", "cpu", "--dry")
-    assert page.stdout.startswith("image     twinrun/cpu:")
+    assert invoke(ROOT, "build", "--stack", "cpu", "--dry").stdout.startswith("image     twinrun/cpu:")
     assert json.loads(invoke(ROOT, "build", "--stack", "cpu", "--dry", "--json").stdout)["command"]
 
 

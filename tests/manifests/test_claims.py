@@ -317,6 +317,7 @@ def test_a_family_gives_a_claim_for_each_row() -> None:
     [
         ({"columns": ["nodes", "value"]}, "claim.0: columns and template differ"),
         ({"columns": ["nodes", "value", "share", "rate"]}, "found: rate"),
+        ({"each": {"id": "a}"}}, "claim.0.each: not a template"),
         ({"rows": [[1, 166]]}, "claim.0.rows.0: not a row of this family"),
         ({"rows": [[1, 166, 0.4586, "more"]]}, "not a row of this family"),
         ({"rows": [[1, "many", 0.4586]]}, "not a row of this family"),

@@ -67,9 +67,7 @@ def page(prepared: Prepared) -> RenderableType:
         parts += [Text(""), _differences(selection)]
     parts += [Text(""), _claims(prepared.project, selection)]
     parts += [Text(""), Text(_starts(prepared), overflow="fold"), Text("")]
-    parts.append(
-        Text("Nothing was started. --dry --json prints the whole plan, with lines to paste into a shell.")
-    )
+    parts.append(Text("Nothing was started. --dry --json prints the whole plan, with lines for a shell."))
     return Group(*parts)
 
 
@@ -79,16 +77,14 @@ def _plain_table(*heads: str) -> Table:
 
 def _claims(project: Project, selection: Selection) -> Table:
     """Return for each claim that it will be answered, or which condition will be missing."""
-    table = _plain_table("claim", "will be answered", "because it lacks")
+    table = _plain_table("claim", "answered", "because it lacks")
     for one in outlook(selection.plan, project):
         table.add_row(one.claim, one.how if one.answered else "no", Text("" if one.answered else one.how))
     return table
 
 
 def _points(selection: Selection) -> Table:
-    table = _plain_table(
-        "point", "nodes", "devices a node", "time", "predicted: a step", "memory of a device"
-    )
+    table = _plain_table("point", "nodes", "devices a node", "time", "predicted step", "device memory")
     for point in selection.plan.points:
         seconds = "not estimated" if point.seconds is None else f"about {duration(point.seconds)}"
         counts = (f"{point.nodes:,}", f"{point.devices_per_node:,}")

@@ -40,13 +40,16 @@ def expanded(entries: Iterable[Any], *, place: str) -> Iterator[Any]:
             yield entry
             continue
         family = validate(entry, Family, place=where)
-        if odd := set(_names_in(family.each)) ^ set(family.columns):
+        try:
+            names = set(_names_in(family.each))
+        except ValueError as error:
+            raise InputError(f"not a template: {error}", place=f"{where}.each") from None
+        if odd := names ^ set(family.columns):
             raise InputError("columns and template differ", place=where, found=", ".join(sorted(odd)))
         for row_number, row in enumerate(family.rows):
-            values = dict(zip(family.columns, row, strict=False))
             try:
-                own = dict(*row[len(family.columns) :])
-                yield _joined(_filled(family.each, values), own)
+                filled = _filled(family.each, dict(zip(family.columns, row, strict=False)))
+                yield _joined(filled, dict(*row[len(family.columns) :]))
             except (KeyError, ValueError, TypeError) as error:
                 raise InputError(
                     f"not a row of this family: {error}",
@@ -63,23 +66,20 @@ def _filled(template: Any, values: Mapping[str, Any]) -> Any:
         return [_filled(one, values) for one in template]
     if not isinstance(template, str):
         return template
-    if template.startswith("{") and template[1:-1] in values:
-        return values[template[1:-1]]
-    return _FORMATTER.vformat(template, (), values)
+    whole = template.startswith("{") and template[1:-1] in values
+    return values[template[1:-1]] if whole else _FORMATTER.vformat(template, (), values)
 
 
 def _names_in(template: Any) -> Iterator[str]:
     if isinstance(template, str):
         yield from (name for _, name, _, _ in _FORMATTER.parse(template) if name is not None)
     elif isinstance(template, (dict, list)):
-        inner = [*template, *template.values()] if isinstance(template, dict) else template
-        for one in inner:
+        for one in [*template, *template.values()] if isinstance(template, dict) else template:
             yield from _names_in(one)
 
 
 def _joined(statement: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return a statement with the keys of its row, table by table."""
     for key, value in own.items():
-        inner = statement.get(key)
-        statement[key] = _joined(inner, value) if isinstance(inner, dict) else value
+        statement[key] = _joined(inner, value) if isinstance(inner := statement.get(key), dict) else value
     return statement

@@ -206,7 +206,7 @@ def _hardware(question: Question, places: Sequence[Place]) -> str:
         other = [*elsewhere(question, places), *(["smoke scale"] if record.plan.scale == "smoke" else [])]
         why = f"not the published run: {'; '.join(other)}{_beside(question, places)}" if other else ""
     elif repeated and record.plan.scale == "smoke":
-        why = "a smoke run checks, and its speed says nothing"
+        why = "a smoke run's speed says nothing"
     elif repeated and record.gpu is None:
         why = "the run is on a processor, whose speed says nothing of a GPU"
         if names:

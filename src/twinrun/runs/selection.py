@@ -393,7 +393,7 @@ def _estimate(plan: Plan) -> tuple[Choice, ...]:
     )
     value = f"about {duration(total)}" + (f", at most {duration(most)}" if most > 1.02 * total else "")
     each = [f"start {duration(start)}", *(f"{one.id} {duration(one.seconds or 0)}" for one in known)]
-    because = f"estimated: {', '.join(each)}"
+    because = ", ".join(each)
     if unknown := [one.id for one in plan.points if one.seconds is None]:
         value += f" for {len(known)} of {len(plan.points)} points"
         because += f"; not estimated: {', '.join(unknown)}"
