@@ -41,9 +41,9 @@ def test_a_machine_without_the_driver_gets_no_advice(tmp_path: Path) -> None:
 
 def test_settings_are_named_with_what_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kfd").touch()
-    for name in ("HIP_FORCE_DEV_KERNARG", "NCCL_MIN_NCHANNELS", "PYTORCH_TUNABLEOP_ENABLED"):
+    for name in ("HIP_FORCE_DEV_KERNARG", "NCCL_MIN_NCHANNELS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TORCH_BLAS_PREFER_HIPBLASLT", "1")
+    monkeypatch.setenv("PYTORCH_TUNABLEOP_ENABLED", "1")
     settings = {"NUMA balancing": "1\n", "IOMMU": "quiet iommu=pt\n"}
     found = checked("rocm", "mi300x", "6.10.5", tmp_path, **settings)
     assert {name: status for name, (status, _, _) in found.items()} == {
@@ -52,8 +52,7 @@ def test_settings_are_named_with_what_they_change(tmp_path: Path, monkeypatch: p
         "IOMMU": "ok",
         "kernel arguments": "absent",
         "channels of RCCL": "absent",
-        "products by hipBLASLt": "ok",
-        "TunableOp": "absent",
+        "TunableOp": "ok",
     }
     assert found["driver (rocm)"][1] == "6.10.5: rocm7.1-torch2.10 needs 6.12.12"
     assert "sysctl kernel.numa_balancing=0" in found["NUMA balancing"][2]
