@@ -16,7 +16,7 @@ from twinrun.foundation.text import plural
 from twinrun.history.sides import side_of_record, versions
 from twinrun.planning.project import Project
 from twinrun.report.summary import standing_for
-from twinrun.results.factors import changed, conditions, marks_of
+from twinrun.results.compare import changed, conditions, marks_of
 from twinrun.results.judged import Judged, hardware
 from twinrun.results.reading import read_record
 from twinrun.workloads.workload import MeasuredPoint

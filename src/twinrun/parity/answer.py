@@ -11,7 +11,7 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import plural
 from twinrun.manifests.metrics import Metric
 from twinrun.parity.logs import LoggedCurve
-from twinrun.results.curves import untrained
+from twinrun.results.bounds import untrained
 from twinrun.workloads.curve_distance import (
     FINEST,
     LEAST_CONTROLS,

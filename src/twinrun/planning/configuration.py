@@ -3,77 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
 
 from twinrun.manifests.published import Accepted
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.plan import Plan
 from twinrun.workloads import load_workload
-from twinrun.workloads.settings import Difference, Fingerprint, accepted_rows, differences
+from twinrun.workloads.settings import Difference, accepted_rows, differences
 from twinrun.workloads.workload import Point
 
 
-class PointDifferences(NamedTuple):
-    """Where one point is not as published, and which of its settings no publication gives."""
-
-    differences: tuple[Difference, ...]
-    silent: tuple[str, ...]
-
-
-def differences_of_point(
+def differences_of_points(
     recipe: LoadedRecipe,
-    part: Any,
-    point: Point,
+    plan: Plan,
+    points: Sequence[tuple[str, Point]],
     *,
     stated: Mapping[str, Accepted],
-    name: str | None = None,
     about: Callable[[str], bool] = lambda _: True,
-    older: bool = False,
-) -> PointDifferences:
-    """Hold every setting of a point against the publication and, where that is silent, against recipe.toml.
+) -> list[tuple[Difference, ...]]:
+    """Hold every setting of points against the publication and, where that is silent, against recipe.toml.
 
     Args:
-        part: what the workload says of the plan.
+        points: each with the name of the one that the publication means.
         stated: fields that the publication gives; of lists, the nearest row counts.
-        name: the point that the publication means; the same where not given.
         about: which of the other settings are asked at all.
-        older: the plan is of an older version of the recipe.
     """
-    return _apart(*_settings(recipe, part, point, name), stated, about, older)
+    settings, older = load_workload(recipe.workload).settings, plan.recipe_version < recipe.recipe.version
+    pairs = [
+        (
+            settings.of(plan.part, point),
+            settings.of(*settings.as_written(recipe.tables, plan.part, point, name)),
+        )
+        for name, point in points
+    ]
+    # Points of a sweep have the same settings, where they differ in their number of nodes alone.
+    different = {(*own.items(), *written.items()): (own, written) for own, written in pairs}
+    found = []
+    for own, written in different.values():
+        asked = {field: value for field, value in own.items() if field in stated or about(field)}
+        expected = {field: value for field, value in written.items() if about(field)}
+        rows = (differences(asked, row, written=expected, older=older) for row in accepted_rows(stated))
+        found.append(min(rows, key=_distance))
+    return found
 
 
 def differences_of_plan(recipe: LoadedRecipe, plan: Plan) -> tuple[Difference, ...]:
     """Return where the point that is nearest to the publication is not as published."""
-    settings = [_settings(recipe, plan.part, point) for point in plan.points]
-    older = plan.recipe_version < recipe.recipe.version
-    # Points of a sweep have the same settings, where they differ in their number of nodes alone.
-    different = {(*own.items(), *written.items()): (own, written) for own, written in settings}
-    stated = recipe.published.fingerprint
-    found = (_apart(own, written, stated, older=older).differences for own, written in different.values())
+    points = [(point.id, point) for point in plan.points]
+    found = differences_of_points(recipe, plan, points, stated=recipe.published.fingerprint)
     return min(found, key=len, default=())
-
-
-def _settings(
-    recipe: LoadedRecipe, part: Any, point: Point, name: str | None = None
-) -> tuple[Fingerprint, Fingerprint]:
-    """Return the settings of a point, and those that recipe.toml has for it."""
-    settings = load_workload(recipe.workload).settings
-    written = settings.as_written(recipe.tables, part, point, name or point.id)
-    return settings.of(part, point), settings.of(*written)
-
-
-def _apart(
-    own: Fingerprint,
-    written: Fingerprint,
-    stated: Mapping[str, Accepted],
-    about: Callable[[str], bool] = lambda _: True,
-    older: bool = False,
-) -> PointDifferences:
-    asked = {field: value for field, value in own.items() if field in stated or about(field)}
-    expected = {field: value for field, value in written.items() if about(field)}
-    rows = accepted_rows(stated)
-    apart = min((differences(asked, row, written=expected, older=older) for row in rows), key=_distance)
-    return PointDifferences(apart, tuple(field for field in expected if field not in stated))
 
 
 def _distance(apart: Sequence[Difference]) -> tuple[bool, int]:

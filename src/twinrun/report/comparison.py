@@ -14,9 +14,8 @@ from twinrun.manifests.metrics import RATIO
 from twinrun.report.charts import draw
 from twinrun.report.page import render_page
 from twinrun.report.tables import View
-from twinrun.results.compare import Comparison, MeasurementPair, SeriesDistance
+from twinrun.results.compare import Comparison, MeasurementPair, SettingChange
 from twinrun.results.equivalence import Equivalence, ScoreComparison, ScoreDifference
-from twinrun.results.factors import SettingChange
 from twinrun.results.judged import Judged
 from twinrun.results.parity import METRIC, CurveParity
 from twinrun.workloads.curve_charts import parity_charts
@@ -28,7 +27,7 @@ HASH = re.compile(r"([0-9a-f]{12})[0-9a-f]{28,}")
 
 
 def comparison_view(comparison: Comparison) -> Group:
-    """Return the summary, the measurements side by side, the series and the ranked differences."""
+    """Return the summary, the measurements side by side and the ranked differences."""
     found = comparison.differences
     reasons = [f"{one.name}: {one.because}" for one in found]
     return Group(
@@ -37,7 +36,6 @@ def comparison_view(comparison: Comparison) -> Group:
         Text(f"B: {comparison.run_b}, record {comparison.sha256_b[:12]}"),
         Text(f"points compared: {comparison.pairing}\n"),
         *(View(table) for table in pairs_tables(comparison)),
-        *([View(series_table(comparison.series))] if comparison.series else []),
         View(differences_table(found), below=reasons) if found else Text("No recorded circumstance differs."),
     )
 
@@ -71,12 +69,6 @@ def _row(pair: MeasurementPair) -> tuple[Cell, ...]:
     return (text(pair.measurement, counted), text(number(pair.a)), text(number(pair.b)), moved)
 
 
-def series_table(series: Sequence[SeriesDistance]) -> Table:
-    """Return how far the series of each pair of points are apart."""
-    columns = word_columns("point", "series", "largest distance", "note")
-    return _words("Series", columns, [(_points(one), one.metric, _apart(one), one.note) for one in series])
-
-
 def differences_table(differences: Sequence[SettingChange]) -> Table:
     """Return what differs, largest likely effect on speed first."""
     rows = [(one.name, _short(one.a), _short(one.b), one.speed, one.numerics) for one in differences]
@@ -88,16 +80,8 @@ def _words(title: str, columns: tuple[Column, ...], rows: Sequence[Sequence[str]
     return Table(title=title, columns=columns, rows=tuple(tuple(map(text, row)) for row in rows))
 
 
-def _points(pair: MeasurementPair | SeriesDistance) -> str:
+def _points(pair: MeasurementPair) -> str:
     return pair.point_a if pair.point_a == pair.point_b else f"{pair.point_a} and {pair.point_b}"
-
-
-def _apart(one: SeriesDistance) -> str:
-    if one.value is None:
-        return "-"
-    return (
-        f"{one.value:.2g} at step {one.step} of {one.steps}" if one.value else f"equal in {one.steps} steps"
-    )
 
 
 def _short(value: str) -> str:

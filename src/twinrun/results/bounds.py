@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.measurements import Measurement, Per, Series
-from twinrun.results.curves import settled_steps, unsettled
 from twinrun.results.judged import Judged
+from twinrun.results.verdicts import NotAskedError
+from twinrun.workloads.curve_distance import values_of
 from twinrun.workloads.workload import Finding, MeasuredPoint, PointDescription
 
 RESOURCE = "resource"
@@ -63,15 +64,10 @@ def _outside(one: Measurement, metric: Metric, gpu: Gpu | None, found: Judged) -
         allowed = "of a resource whose rate a row of images/gpus.toml gives"
     elif evidence.most == "memory" and gpu is None:
         room = max((one.memory_bytes for one in found.record.allocation.reports.values()), default=math.inf)
-        if median * metric_bytes(metric) > room:
-            allowed = f"up to {room / metric_bytes(metric):.4g}, which the host has"
+        if median > (room := metric.canonical(room, "B")):
+            allowed = f"up to {room:.4g}, which the host has"
     if allowed:
         yield Finding(kind="bounds", number=one.id, what=one.id, found=seen, allowed=allowed)
-
-
-def metric_bytes(metric: Metric) -> float:
-    """Return the bytes of one canonical unit of a metric of memory."""
-    return 1 / metric.units["B"]
 
 
 def limit_of(
@@ -91,7 +87,7 @@ def limit_of(
         "bandwidth": bandwidth,
         "link": gpu.link_gb_s or bandwidth,
         "power": gpu.power_w and gpu.power_w / gpu.devices_per_card,
-        "memory": gpu.device_memory_bytes / metric_bytes(metric) if "B" in metric.units else None,
+        "memory": metric.canonical(gpu.device_memory_bytes, "B") if "B" in metric.units else None,
         "resource": gpu.rate_of(labels.get(RESOURCE, "")),
     }
     found = limits[most]
@@ -113,37 +109,88 @@ def _losses(
     series: Series, metric: Metric, point: MeasuredPoint, described: PointDescription
 ) -> Iterator[Finding]:
     """Yield values of a curve that no loss has, and those that are far from guessing when it begins."""
-    evidence, values = metric.evidence, series.values
+    evidence, values, name = metric.evidence, series.values, metric.id
     if evidence.most_equal is None:
         return
     if not values or min(values) <= 0:
-        yield Finding(
-            kind="bounds", what=f"the lowest {metric.id}", found=min(values, default=None), allowed="above 0"
-        )
+        lowest = min(values, default=None)
+        yield Finding(kind="bounds", what=f"the lowest {name}", found=lowest, allowed="above 0")
         return
-    most = max(2, int(evidence.most_equal * len(values)))
-    value, steps = Counter(values).most_common(1)[0]
+    most, (value, steps) = max(2, int(evidence.most_equal * len(values))), Counter(values).most_common(1)[0]
     if steps > most:
-        allowed = f"at {most} at most: no two batches have one loss"
-        yield Finding(
-            kind="bounds", what=f"a {metric.id} of {value!r}", found=f"at {steps} steps", allowed=allowed
-        )
+        allowed, found = f"at {most} at most: no two batches have one loss", f"at {steps} steps"
+        yield Finding(kind="bounds", what=f"a {name} of {value!r}", found=found, allowed=allowed)
     if evidence.above_chance is None or described.vocabulary is None:
         return
-    chance, settled = math.log(described.vocabulary), settled_steps(metric, described)
+    chance, settled = math.log(described.vocabulary), described.rising_steps + evidence.trained_steps
     low, high = (share * chance for share in NEAR_CHANCE)
     if not low <= values[0] <= high:
         allowed = f"from {low:.4g} to {high:.4g}, near guessing among {described.vocabulary:,} tokens"
         yield Finding(
-            kind="bounds", point=point.id, what=f"the first {metric.id}", found=values[0], allowed=allowed
+            kind="bounds", point=point.id, what=f"the first {name}", found=values[0], allowed=allowed
         )
+    lowest = values[0]
     for step, value in enumerate(values, start=1):
         # A loss that overshoots comes down within the steps that make a curve.
         over = chance * evidence.overshoot if step <= settled else 0.0
+        lowest, found, allowed = min(lowest, value), value, ""
         if value > (limit := max(over, chance + evidence.above_chance)):
-            what = f"the {metric.id} of step {step}"
-            yield Finding(kind="bounds", point=point.id, what=what, found=value, allowed=f"up to {limit:.4g}")
+            allowed = f"up to {limit:.4g}"
+        # A curve that has hardly fallen yet scatters by as much.
+        fell = values[0] - lowest > evidence.most_rise * values[0]
+        kept = (evidence.kept_fall or 0.0) * (values[0] - lowest)
+        if not allowed and step > settled and fell and values[0] - value < kept:
+            allowed = f"below what keeps its fall to {lowest:.4g}"
+        if allowed:
+            what = f"the {name} of step {step}"
+            yield Finding(kind="bounds", point=point.id, what=what, found=found, allowed=allowed)
             return
-    if why := unsettled(values, metric, settled):
-        what, allowed = f"the {metric.id}", "one that keeps what it fell by"
-        yield Finding(kind="bounds", point=point.id, what=what, found=why, allowed=allowed)
+
+
+def demand_trained(points: Sequence[MeasuredPoint], metrics: Mapping[str, Metric]) -> None:
+    """Raise NotAskedError, whatever the claim, where a curve of the points says that training did nothing.
+
+    The condition is `stable` where training diverged, else `training`.
+    """
+    curved = [metric for metric in metrics.values() if metric.evidence.kept_fall is not None]
+    for metric, point in ((metric, point) for metric in curved for point in points):
+        if not (curve := values_of(point, metric.id)):
+            continue
+        (start, end), seen = (curve[0], curve[-1]), ""
+        if step := next((step for step, one in enumerate(curve, 1) if not math.isfinite(one)), None):
+            seen = f"the {metric.id} is {curve[step - 1]:g} at step {step}"
+        elif end > start * (1 + metric.evidence.most_rise):
+            seen = f"the {metric.id} rose from {start:.4g} to {end:.4g}"
+        if seen:
+            raise NotAskedError(f"training diverged at {point.id}: {seen}", condition="stable")
+        if end >= start:
+            raise NotAskedError(_nothing(metric, point.id, start, end), condition="training")
+
+
+def untrained(
+    curve: Sequence[float], metric: Metric, *, rising: int, place: str, least_fall: float | None = None
+) -> str | None:
+    """Return why a curve is none of a training, whatever it is held against, or None.
+
+    Args:
+        rising: steps in which the learning rate rises.
+        least_fall: share of its start by which it must fall; that of the metric where none is given.
+    """
+    evidence = metric.evidence
+    if len(curve) - rising < evidence.trained_steps:
+        return (
+            f"{len(curve)} steps at {place}, of which the learning rate rises in the first {rising}, show no"
+            f" curve; {evidence.trained_steps} after them are needed"
+        )
+    start, end, lowest = curve[0], curve[-1], min(curve)
+    least = abs(start) * (evidence.least_fall if least_fall is None else least_fall)
+    if not all(map(math.isfinite, curve)):
+        return f"the {metric.id} at {place} is not finite"
+    if least < start - lowest and start - end < (evidence.kept_fall or 0.0) * (start - lowest):
+        fell = f"fell from {start:.4g} to {lowest:.4g} and ends at {end:.4g}"
+        return f"the {metric.id} at {place} {fell}: it diverged"
+    return _nothing(metric, place, start, end) if start - end <= least else None
+
+
+def _nothing(metric: Metric, place: str, start: float, end: float) -> str:
+    return f"the {metric.id} at {place} ends at {end:.4g} and started at {start:.4g}: nothing was learned"

@@ -1,26 +1,66 @@
-"""Two records side by side: what differs, how far each number moved, how far series are apart."""
+"""Two records side by side: what differs, what each difference is likely to do, how far each number moved."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.text import plain
 from twinrun.manifests.metrics import Metric
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement, Per
-from twinrun.results.factors import SettingChange, changed, conditions, fields_apart, marks_of
-from twinrun.results.judged import Judged
-from twinrun.workloads.curve_distance import largest_difference
-from twinrun.workloads.settings import Fingerprint, Grade
-from twinrun.workloads.workload import MeasuredPoint, Premise
+from twinrun.results.judged import Judged, gpus_of
+from twinrun.workloads.settings import Factor, Fingerprint, Grade, factor
+from twinrun.workloads.workload import MeasuredPoint
 
 # A sentence names no more reasons than this; the table has all.
 MAX_REASONS = 3
 # Metrics in which one run is faster than another.
 SPEED = {"step-time", "tokens-per-second", "model-flops", "time"}
+ABSENT = "absent"
+# In the order of likely effect on speed; those of the workload stand between.
+HARDWARE = (
+    factor("GPU model", "large", "small", "peak arithmetic and memory bandwidth; sums in another order"),
+    factor("processor", "large", "small", "without a GPU the processor does the arithmetic"),
+    factor("devices", "large", "small", "less work for each device, more communication"),
+    factor("nodes", "large", "small", "communication leaves the node"),
+    factor("recipe version", "some", "large", "a version is raised by every change that may move a number"),
+)
+SOFTWARE = (
+    factor("library torch", "some", "small", "kernels, compiler and their choice"),
+    factor("library triton", "some", "small", "code of the compiled kernels"),
+    factor("stack", "some", "small", "toolkit, framework and compiler together"),
+    factor("image", "some", "small", "other packages, or other kernels, than the lock says"),
+    factor("library collectives", "some", "none", "algorithms and protocols of the collectives"),
+    factor("library *", "small", "small", "another version"),
+    factor("driver", "some", "none", "clocks, power limits and launch overhead"),
+    factor("lock*", "small", "small", "other versions of packages"),
+    factor("installed *", "small", "small", "a package that is not the locked one"),
+    factor("engine", "small", "none", "a container may limit shared memory, devices or cores"),
+    factor("launcher", "small", "none", "placement of ranks"),
+    factor("scheduler", "small", "none", "who else uses the nodes"),
+    factor("variable *", "small", "small", "steers the framework, its kernels or the collectives"),
+    factor("python", "small", "none", "overhead on the host; it also is the text of the built-in corpus"),
+    factor("processors*", "small", "none", "feeds the devices"),
+    factor("commit", "small", "small", "the project's own code"),
+    factor("uncommitted changes", "small", "small", "the project's own code"),
+    factor("*", "none", "none", "not known to matter"),
+)
+
+
+class SettingChange(Frozen):
+    """Something in which two records differ."""
+
+    name: str
+    a: str
+    b: str
+    speed: Grade
+    numerics: Grade
+    because: str
 
 
 class Gain(Frozen):
@@ -55,20 +95,6 @@ class MeasurementPair(Frozen):
     """Whether the samples of both have values in common."""
 
 
-class SeriesDistance(Frozen):
-    """Two series held against each other."""
-
-    point_a: str
-    point_b: str
-    metric: str
-    value: float | None
-    """The largest relative difference; None where they cannot be compared."""
-    step: int | None
-    steps: int
-    note: str
-    """What the distance means, or why there is none."""
-
-
 class Comparison(Frozen):
     """Two records of one recipe."""
 
@@ -81,7 +107,6 @@ class Comparison(Frozen):
     pairing: str
     """Which points are compared, and why these."""
     pairs: tuple[MeasurementPair, ...]
-    series: tuple[SeriesDistance, ...]
     differences: tuple[SettingChange, ...]
     """Largest likely effect on speed first."""
 
@@ -92,25 +117,25 @@ def compare(a: Judged, b: Judged, project: Project) -> Comparison:
     Raises:
         InputError: another recipe, another formula, other units, or nothing that both have measured.
     """
-    _demand_equal("the records are of different recipes", {a.plan.recipe}, {b.plan.recipe})
-    for record in (a, b):
-        if not record.points:
-            raise InputError("the record has no point", place=record.run)
-    points, pairing = _paired(a, b)
-    pairs = tuple(
-        pair
-        for one, other in points
-        for pair in _pairs(one, other, project, marks=(marks_of(a, one), marks_of(b, other)))
+    _demand_equal("the records are of different recipes", a.plan.recipe, b.plan.recipe)
+    points, pairing = (
+        [(one, other) for one in a.points if (other := b.point(one.id))],
+        "those of the same name",
     )
+    points.sort(key=lambda pair: pair[0].devices)
+    if not points and a.points and b.points:
+        one, other = (max(record.points, key=lambda point: point.devices) for record in (a, b))
+        points = [(one, other)]
+        pairing = f"none has the same name, so the largest of each: {one.id} of A, {other.id} of B"
+    pairs = tuple(pair for one, other in points for pair in _pairs(a, b, one, other, project))
     if not pairs:
         raise InputError(
             "nothing was measured in both records",
             place=a.run,
-            found=f"points {_names(a)} and {_names(b)}",
+            found=f"points {' and '.join(', '.join(one.id for one in side.points) for side in (a, b))}",
             hint="a run at scale smoke checks and does not time",
         )
-    first, second = points[-1]
-    found = changed(conditions(a, first), conditions(b, second), a.workload.factors)
+    found = changed(conditions(a, points[-1][0]), conditions(b, points[-1][1]), a.workload.factors)
     return Comparison(
         recipe=a.plan.recipe,
         run_a=a.run,
@@ -120,119 +145,55 @@ def compare(a: Judged, b: Judged, project: Project) -> Comparison:
         summary=_summary(a, pairs, found, project),
         pairing=pairing,
         pairs=pairs,
-        series=tuple(one for pair in points for one in _series(a, b, *pair)),
         differences=found,
     )
 
 
-def _demand_equal(message: str, a: set[str], b: set[str]) -> None:
+def _demand_equal(message: str, a: object, b: object) -> None:
     if a != b:
-        raise InputError(
-            message,
-            found=f"{', '.join(sorted(a))} and {', '.join(sorted(b))}",
-            allowed="the same in both records",
-            hint="compare records of one recipe that were written by the same version of twinrun",
-        )
-
-
-def _paired(a: Judged, b: Judged) -> tuple[list[tuple[MeasuredPoint, MeasuredPoint]], str]:
-    """Pair the points of the same name, or the largest of each when there are none."""
-    pairs = [(one, other) for one in a.points if (other := b.point(one.id))]
-    pairs.sort(key=lambda pair: pair[0].devices)
-    if pairs:
-        return pairs, "those of the same name"
-    one, other = (max(record.points, key=lambda point: point.devices) for record in (a, b))
-    return [(one, other)], f"none has the same name, so the largest of each: {one.id} of A, {other.id} of B"
+        raise InputError(message, found=f"{a} and {b}", allowed="the same in both records")
 
 
 def _pairs(
-    one: MeasuredPoint, other: MeasuredPoint, project: Project, *, marks: tuple[Fingerprint, Fingerprint]
+    a: Judged, b: Judged, one: MeasuredPoint, other: MeasuredPoint, project: Project
 ) -> list[MeasurementPair]:
-    both = [(mine, theirs) for mine in one.measurements if (theirs := other.measurement(mine.id))]
-    for mine, theirs in both:
-        kinds = [f"{found.metric} in {found.unit} per {found.per}" for found in (mine, theirs)]
-        _demand_equal("measurements are in different units", {kinds[0]}, {kinds[1]})
-        _demand_equal("FLOP are counted by different formulas", {str(mine.formula)}, {str(theirs.formula)})
-    kept = [(mine, theirs) for mine, theirs in both if mine.metric != "peak-rate"]
-    return [
-        _pair(one, other, mine, theirs, metric=project.metrics[mine.metric], marks=marks)
-        for mine, theirs in kept
-    ]
-
-
-def _pair(
-    one: MeasuredPoint,
-    other: MeasuredPoint,
-    mine: Measurement,
-    theirs: Measurement,
-    *,
-    metric: Metric,
-    marks: tuple[Fingerprint, Fingerprint],
-) -> MeasurementPair:
-    obstacles = fields_apart(metric, *marks)
-    curve = metric.series is not None
-    gain = None if obstacles or curve else _gain(mine, theirs, metric)
-    return MeasurementPair(
-        point_a=one.id,
-        point_b=other.id,
-        measurement=mine.id,
-        metric=mine.metric,
-        unit=mine.unit,
-        per=mine.per,
-        formula=mine.formula,
-        a=mine.median,
-        b=theirs.median,
-        gain=gain,
-        difference=None if obstacles or gain else theirs.median - mine.median,
-        obstacles=obstacles,
-        within_spread=mine.overlaps(theirs),
-    )
+    """Return what two points have both measured; raises InputError where that is of two kinds."""
+    found, marks = [], (marks_of(a, one), marks_of(b, other))
+    for mine in one.measurements:
+        if mine.metric == "peak-rate" or (theirs := other.measurement(mine.id)) is None:
+            continue
+        kinds = [f"{side.metric} in {side.unit} per {side.per}" for side in (mine, theirs)]
+        _demand_equal("measurements are in different units", *kinds)
+        _demand_equal("FLOP are counted by different formulas", mine.formula, theirs.formula)
+        metric = project.metrics[mine.metric]
+        obstacles = fields_apart(metric, *marks)
+        gain = None if obstacles or metric.series else _gain(mine, theirs, metric)
+        pair = MeasurementPair(
+            point_a=one.id,
+            point_b=other.id,
+            measurement=mine.id,
+            **mine.model_dump(include={"metric", "unit", "per", "formula"}),
+            a=mine.median,
+            b=theirs.median,
+            gain=gain,
+            difference=None if obstacles or gain else theirs.median - mine.median,
+            obstacles=obstacles,
+            within_spread=mine.overlaps(theirs),
+        )
+        found.append(pair)
+    return found
 
 
 def _gain(mine: Measurement, theirs: Measurement, metric: Metric) -> Gain | None:
     """Return how many times as good B is; None where it is a multiple of nothing, as of a score of 0."""
     good, base = (theirs, mine) if metric.better == "higher" else (mine, theirs)
-    ends = _over(good.low, base.high), _over(good.high, base.low)
-    if math.isinf(ends[1]):
-        return None
-    return Gain(times=_over(good.median, base.median), low=ends[0], high=ends[1])
+    high = _over(good.high, base.low)
+    gain = Gain(times=_over(good.median, base.median), low=_over(good.low, base.high), high=high)
+    return None if math.isinf(high) else gain
 
 
 def _over(good: float, base: float) -> float:
     return good / base if base else math.inf if good else 1.0
-
-
-def _series(a: Judged, b: Judged, one: MeasuredPoint, other: MeasuredPoint) -> Iterable[SeriesDistance]:
-    obstacle = _obstacle(a.terms(one).premises, b.terms(other).premises)
-    for mine in one.series:
-        theirs = other.one_series(mine.metric)
-        if theirs is None or not mine.values or not theirs.values:
-            continue
-        value, step = largest_difference([mine.values, theirs.values])
-        ended = (
-            f"at step {step} a {mine.metric} is not finite or a curve has ended"
-            if math.isnan(value)
-            else None
-        )
-        why = obstacle or ended
-        yield SeriesDistance(
-            point_a=one.id,
-            point_b=other.id,
-            metric=mine.metric,
-            value=None if why else value,
-            step=None if why else step,
-            steps=len(mine.values),
-            note=f"not comparable: {why}" if why else "same samples in the same order",
-        )
-
-
-def _obstacle(ours: Sequence[Premise], theirs: Sequence[Premise]) -> str | None:
-    """Return why series that rest on these premises cannot be held against each other, or None."""
-    for one, other in zip(ours, theirs, strict=True):
-        changed = [name for name, value in one.values.items() if value != other.values.get(name)]
-        if changed:
-            return one.otherwise.format(changed=", ".join(changed))
-    return None
 
 
 def _summary(
@@ -271,50 +232,101 @@ def _faster(
     of_metric = [pair for pair in pairs if pair.metric == headline]
     # The call of a baseline is somebody else's: it does not count beside ours.
     chosen = [pair for pair in of_metric if "@" not in pair.measurement] or of_metric
-    title = project.metrics[headline].title
     # Times are repeated; scores and losses are not.
     better = better or ("faster" if project.metrics[headline].repeated else "better")
     gains = [pair.gain for pair in chosen if pair.gain]
     apart = [pair for pair in chosen if not pair.within_spread]
     times = [gain.times for gain in gains]
-    ends = min(gain.low for gain in gains), max(gain.high for gain in gains)
     middle = statistics.geometric_mean(times) if min(times) > 0 else min(times)
+    ends = middle, min(gain.low for gain in gains), max(gain.high for gain in gains)
+    sides, first = "BA", chosen[0]
+    if apart and middle < 1:
+        sides, ends = "AB", (_over(1, middle), _over(1, ends[2]), _over(1, ends[1]))
+    where = first.point_a if first.point_a == first.point_b else f"{first.point_b} against {first.point_a}"
+    where = f"{len(chosen)} measurements" if len(chosen) > 1 else where
+    shown = f"{ends[0]:.2f} times ({ends[1]:.2f} to {ends[2]:.2f}) {sides[1]}"
+    shown += f" in {project.metrics[headline].title} at {where}"
     if not apart:
-        head = f"Neither is {better}: B is {middle:.2f} times ({ends[0]:.2f} to {ends[1]:.2f}) A in {title}"
-        return f"{head} at {_where(chosen)}, within the spread of the samples"
-    if middle >= 1:
-        head = f"B is {better}: {middle:.2f} times ({ends[0]:.2f} to {ends[1]:.2f}) A"
-    else:
-        low, high = _over(1, ends[1]), _over(1, ends[0])
-        head = f"A is {better}: {_over(1, middle):.2f} times ({low:.2f} to {high:.2f}) B"
-    head += f" in {title} at {_where(chosen)}"
-    if len(chosen) > 1:
-        head += f", {len(apart)} of which differ by more than their spread"
-    return f"{head}{_cause(found)}"
+        return f"Neither is {better}: B is {shown}, within the spread of the samples"
+    many = f", {len(apart)} of which differ by more than their spread" if len(chosen) > 1 else ""
+    return f"{sides[0]} is {better}: {shown}{many}; {_cause(found)}"
 
 
 def _cause(found: Sequence[SettingChange]) -> str:
-    strongest = _strongest(found)
-    likely = [f"{one.name} {one.a} -> {one.b}" for one in found if one.speed == strongest]
-    if not likely or strongest is None:
-        return "; nothing recorded explains it"
-    because = "only small things differ" if strongest == "small" else "most likely because"
-    return f"; {because}: {'; '.join(likely[:MAX_REASONS])}"
+    """Return what has the highest grade of a likely effect on speed."""
+    for grade in ("large", "some", "small"):
+        if likely := [f"{one.name} {one.a} -> {one.b}" for one in found if one.speed == grade]:
+            because = "only small things differ" if grade == "small" else "most likely because"
+            return f"{because}: {'; '.join(likely[:MAX_REASONS])}"
+    return "nothing recorded explains it"
 
 
-def _where(pairs: Sequence[MeasurementPair]) -> str:
-    one = pairs[0]
-    if len(pairs) > 1:
-        return f"{len(pairs)} measurements"
-    return one.point_a if one.point_a == one.point_b else f"{one.point_b} against {one.point_a}"
+def conditions(record: Judged, point: MeasuredPoint) -> dict[str, str]:
+    """Return by name what may change the numbers of `point`."""
+    plan, node, environment = record.plan, record.node, record.environment
+    common = {
+        "GPU model": gpus_of(record) if record.devices else None,
+        "processor": None if record.devices else node.cpu,
+        "devices": point.devices,
+        "nodes": point.nodes,
+        "recipe version": plan.recipe_version,
+        "stack": plan.stack,
+        "image": environment.image_digest,
+        "lock": plan.lock_sha256,
+        "engine": plan.engine,
+        "launcher": plan.launcher,
+        "scheduler": plan.scheduler,
+        "driver": node.driver,
+        "python": record.record.libraries.get("python"),
+        "processors": node.cores,
+        "kernel": node.kernel,
+        "host": record.record.allocation.nodes[0],
+        "commit": record.record.revision.commit,
+        "uncommitted changes": record.record.revision.changes_sha256,
+    }
+    groups = {
+        "library ": {name: value for name, value in record.record.libraries.items() if name != "python"},
+        "installed ": environment.lock_differences,
+        "changed file ": environment.changed_files,
+        "variable ": environment.variables,
+    }
+    found = {name: str(value) for name, value in common.items() if value is not None}
+    found |= record.terms(point).settings
+    return found | {prefix + name: value for prefix, group in groups.items() for name, value in group.items()}
 
 
-def _strongest(found: Iterable[SettingChange]) -> Grade | None:
-    """Return the highest grade of a likely effect on speed, None when nothing has any."""
-    grades: tuple[Grade, ...] = ("large", "some", "small")
-    present = {one.speed for one in found}
-    return next((grade for grade in grades if grade in present), None)
+def changed(a: dict[str, str], b: dict[str, str], factors: tuple[Factor, ...]) -> tuple[SettingChange, ...]:
+    """List the names that are not the same in both, largest likely effect first.
+
+    Args:
+        factors: those of the workload.
+    """
+    every = (*HARDWARE, *factors, *SOFTWARE)
+
+    def rank(name: str) -> int:
+        return next(place for place, one in enumerate(every) if fnmatchcase(name, one.pattern))
+
+    names = sorted((name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)), key=rank)
+    return tuple(
+        SettingChange(
+            name=name,
+            a=a.get(name, ABSENT),
+            b=b.get(name, ABSENT),
+            **every[rank(name)].model_dump(exclude={"pattern"}),
+        )
+        for name in names
+    )
 
 
-def _names(record: Judged) -> str:
-    return ", ".join(point.id for point in record.points)
+def marks_of(record: Judged, point: MeasuredPoint) -> Fingerprint:
+    """Return the fingerprint of a point: its own where each point is a case, else that of the run."""
+    described = record.description
+    case = described.points[point.id].case
+    return dict(described.fingerprint or {} if case is None else case)
+
+
+def fields_apart(metric: Metric, a: Fingerprint, b: Fingerprint) -> tuple[str, ...]:
+    """Return the fields that a metric depends on and in which two fingerprints differ, with both sides."""
+    fields = [field for field in dict.fromkeys((*a, *b)) if metric.decides(field)]
+    sides = ((field, a.get(field, ABSENT), b.get(field, ABSENT)) for field in fields)
+    return tuple(f"{field} {plain(one)} and {plain(other)}" for field, one, other in sides if one != other)

@@ -11,7 +11,7 @@ from twinrun.manifests.claims import Claim, ClaimSide, RecordClaim
 from twinrun.manifests.metrics import reason_for
 from twinrun.manifests.published import RULE, Accepted
 from twinrun.manifests.recipe import LoadedRecipe
-from twinrun.planning.configuration import differences_of_point
+from twinrun.planning.configuration import differences_of_points
 from twinrun.planning.plan import Plan
 from twinrun.planning.project import Project
 from twinrun.workloads.settings import ABSENT, Difference, Fingerprint, Value
@@ -34,8 +34,6 @@ class Apart(NamedTuple):
     """What differs and counts."""
     neutral: tuple[NeutralDifference, ...] = ()
     """What differs and is declared neutral."""
-    silent: tuple[str, ...] = ()
-    """Settings that the publication does not give: they are held against recipe.toml alone."""
 
     @property
     def words(self) -> str:
@@ -55,18 +53,21 @@ def apart_from(
     points: Sequence[Point],
     project: Project,
     *,
+    meant: str = "",
     here: bool = False,
     setting: str | None = None,
     side: ClaimSide | None = None,
+    known: dict[object, dict[str, Difference]] | None = None,
 ) -> Apart:
     """Hold the settings of planned points, each for itself, against what a claim is about.
 
     Args:
+        meant: the point that the publication means by those of a run that have other names.
         here: the claim is judged away from the published run, as it is or as its restatement says.
         setting: which of the values of a claim between records the plan is of, for example its model.
         side: which side of such a claim it is of.
+        known: what was found of the plan before, which is asked once for claims of one configuration.
     """
-    neutral = neutral_for(claim, recipe, project, here=here)
     stated: Mapping[str, Accepted]
     if isinstance(claim, Claim):
         stated = recipe.published.fingerprint_of(claim)
@@ -74,21 +75,15 @@ def apart_from(
         own = {claim.setting: setting} if claim.setting and setting is not None else {}
         stated = {**recipe.published.fingerprint, **(side.settings if side else {}), **own}
     named = claim.between or ((claim.point,) if claim.point else ())
-    found: dict[str, Difference] = {}
-    silent: dict[str, None] = {}
-    for point in points:
-        differ, unstated = differences_of_point(
-            recipe,
-            plan.part,
-            point,
-            stated=stated,
-            # The point that the publication means where a run has this one.
-            name=named[0] if named and point.id not in named else point.id,
-            about=partial(_is_about, claim),
-            older=plan.recipe_version < recipe.recipe.version,
-        )
-        found = {one.field: one for one in differ} | found
-        silent |= dict.fromkeys(unstated)
+    under = [(point.id if point.id in named or not meant else meant, point) for point in points]
+    key = (*((name, point.id) for name, point in under), *stated.items(), claim.kind == "score")
+    if known is None or (found := known.get(key)) is None:
+        about = partial(_is_about, claim)
+        apart = differences_of_points(recipe, plan, under, stated=stated, about=about)
+        found = {one.field: one for of_point in reversed(apart) for one in of_point}
+        if known is not None:
+            known[key] = found
+    neutral = neutral_for(claim, recipe, project, here=here)
     reasons = {name: reason_for(neutral, name) for name in found}
     return Apart(
         differences=tuple(one for name, one in found.items() if reasons[name] is None),
@@ -97,7 +92,6 @@ def apart_from(
             for name, one in found.items()
             if (because := reasons[name]) is not None
         ),
-        silent=tuple(silent),
     )
 
 

@@ -100,6 +100,11 @@ class Judged:
         """Where the run is not the published configuration."""
         return differences_of_plan(self.recipe, self.plan)
 
+    @cached_property
+    def known(self) -> dict[object, dict[str, Difference]]:
+        """What claims have found out of its configuration, for the next that asks it."""
+        return {}
+
     def terms(self, point: MeasuredPoint) -> ComparisonTerms:
         """Return what a point is compared by."""
         return self.workload.terms(self.plan.part, point)

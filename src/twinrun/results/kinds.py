@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 from twinrun.manifests.claims import Claim, ClaimSide, RecordClaim
 from twinrun.manifests.metrics import reason_for
+from twinrun.protocol.intervals import Interval, Standing, exactly, mean, quotient
 from twinrun.results.bounds import beyond
-from twinrun.results.configuration import neutral_for
-from twinrun.results.interval import Interval, Standing, exactly, mean, quotient
+from twinrun.results.configuration import Apart, neutral_for
 from twinrun.results.judged import Judged, hardware
 from twinrun.results.parity import held_within
 from twinrun.results.question import (
@@ -60,6 +62,11 @@ class Kind(NamedTuple):
     compare: Callable[[Question, Sequence[Value]], Comparison]
 
 
+def _lacks_named(question: Question) -> str:
+    has = names_of(question.record.points)
+    return f"needs the points {' and '.join(question.named)}; this run has {has}"
+
+
 # One value at one point: 166 TFLOP/s per card on four MI250.
 
 
@@ -68,7 +75,7 @@ def _named_or_large(question: Question) -> list[Place]:
     own = question.own
     if question.named and all(own):
         found = [place for places in own for place in places]
-    elif question.restated and question.places:
+    elif question.restated and question.by_size:
         every = [Place(question.record, point) for point in question.record.points]
         found = sorted(every, key=lambda place: place.point.devices)
     else:
@@ -128,7 +135,7 @@ def _distance(question: Question, found: Interval) -> str:
 
 
 def _lacks_sizes(question: Question, found: Sequence[Place]) -> str:
-    """Return which points the run lacks, and what its own first and last give; empty where it has them."""
+    """Return which points the run lacks; empty where it has them."""
     if question.restated:
         pairs = _doublings(found)
         gap = next((pair for pair in pairs if pair[1].point.devices != 2 * pair[0].point.devices), None)
@@ -137,17 +144,7 @@ def _lacks_sizes(question: Question, found: Sequence[Place]) -> str:
         return "" if pairs else "two world sizes are needed and the run has one"
     if len(found) == len(question.named):
         return ""
-    reason = (
-        f"needs the points {' and '.join(question.named)}; this run has {names_of(question.record.points)}"
-    )
-    pairs = _doublings([Place(question.record, point) for point in question.record.points])
-    if not pairs or question.record.gpu is None:
-        return reason
-    first, last = pairs[0][0].point, pairs[-1][1].point
-    under, over = (question.found_of(question.claim, point) for point in (first, last))
-    if not under or not over or under.median <= 0:
-        return reason
-    return f"{reason}, and from {first.id} to {last.id} it keeps {over.median / under.median:.3f}"
+    return _lacks_named(question)
 
 
 def _ratios(question: Question, found: Sequence[Place]) -> Iterator[Value]:
@@ -193,8 +190,7 @@ def _whole(question: Question) -> list[Place]:
 def _lacks_another(question: Question, found: Sequence[Place]) -> str:
     """Return that there are no two points to hold against each other; a value has its reference at one."""
     if question.named and not all(question.own):
-        has = names_of(question.record.points)
-        return f"needs the points {' and '.join(question.named)}; this run has {has}"
+        return _lacks_named(question)
     metric = question.metric
     if len(found) >= (2 if metric.fact or metric.series or question.kind == "parity" else 1):
         return ""
@@ -251,7 +247,7 @@ def _held_to_each_other(question: Question, found: Sequence[Value]) -> Compariso
 def _parities(question: Question, found: Sequence[Place]) -> Iterator[Value]:
     """Yield how far each curve is from the first, restated as part of its envelope; or the value of each."""
     assert isinstance(question.claim, Claim)
-    if question.project.metrics[question.claim.metric].series is None:
+    if not question.of_curves:
         yield from _distances(question, found)
         return
     for one in held_within(question.claim, question.record, [place.point for place in found]):
@@ -267,7 +263,7 @@ def _parities(question: Question, found: Sequence[Place]) -> Iterator[Value]:
 def _held_to_envelope(question: Question, values: Sequence[Value]) -> Comparison:
     """Take the worst curve, whose envelope is its limit, for all; values are held as invariants."""
     assert isinstance(question.claim, Claim)
-    if question.project.metrics[question.claim.metric].series is None:
+    if not question.of_curves:
         return _held_to_each_other(question, values)
     if question.restated:
         return _held_to_reference(question, values)
@@ -387,3 +383,37 @@ KINDS: dict[QuestionKind, Kind] = {
     "score": Kind(_scored, _lacks_score, _each, _held_to_reference),
     BETWEEN: Kind(_sides, lambda *_: "", _between, _held_to_mean),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked(Question):
+    """A question with what its records answer, each found once; raises NotAskedError where there is none."""
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """Points that it is about, as far as they ran."""
+        return KINDS[self.kind].places(self)
+
+    @property
+    def pairs(self) -> list[tuple[Place, Place]]:
+        """Points of both sides of a claim between records, by their setting."""
+        under = {one.setting: one for one in self.places if one.side == 1}
+        return [(one, under[one.setting]) for one in self.places if one.side == 0]
+
+    @cached_property
+    def apart(self) -> Apart:
+        """How its points stand to the configuration of the claim."""
+        return self.apart_of(self.places)
+
+    @cached_property
+    def values(self) -> list[Value]:
+        """The values that are held against the reference."""
+        try:
+            return list(KINDS[self.kind].values(self, self.places))
+        except ZeroDivisionError:
+            raise NotAskedError("a ratio to 0 is no number") from None
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """What the values say."""
+        return KINDS[self.kind].compare(self, self.values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 from twinrun.foundation.manifest import Frozen
@@ -12,10 +13,10 @@ from twinrun.planning.plan import Plan
 from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Allocation
 from twinrun.protocol.job import Result
-from twinrun.results.judge import before, written
+from twinrun.results.conditions import before, written
 from twinrun.results.judged import Judged
-from twinrun.results.kinds import KINDS
-from twinrun.results.question import Place, Question
+from twinrun.results.kinds import Asked
+from twinrun.results.question import Place
 from twinrun.results.record import Record
 from twinrun.results.verdicts import CONDITIONS, Condition
 from twinrun.workloads import load_workload
@@ -62,7 +63,7 @@ def _of_claim(claim: Claim, record: Judged) -> ClaimOutlook:
     if claim.here is not None or claim.hardware is None:
         asked.append(("here", claim.here or claim))
     for how, statement in asked:
-        question = Question(claim=claim, records=(record,), asked=statement, published=how != "here")
+        question = _Planned(claim=claim, records=(record,), asked=statement, published=how != "here")
         missing = [one for one in _conditions(question) if not one.met] if unmet.met else [unmet]
         if not missing:
             return ClaimOutlook(claim=claim.id, answered=True, how=how)
@@ -70,26 +71,28 @@ def _of_claim(claim: Claim, record: Judged) -> ClaimOutlook:
     return ClaimOutlook(claim=claim.id, answered=False, how=missing[0].seen)
 
 
-def _conditions(question: Question) -> Iterator[Condition]:
+class _Planned(Asked):
+    """A question to a plan. A score is there where its task is; what lacks else is its model."""
+
+    @cached_property
+    def places(self) -> list[Place]:
+        every = [Place(self.record, point) for point in self.record.points]
+        return every if self.kind == "score" else super().places
+
+
+def _conditions(question: Asked) -> Iterator[Condition]:
     """Yield the conditions that a plan decides."""
     record, metric = question.record, question.project.metrics[question.claim.metric]
-    # A score is there where its task is; what lacks else is its model.
-    places = KINDS[question.kind].places(question) if question.kind != "score" else _all(record)
-    found = before(question, places)
-    yield from (one for one in found if not (question.kind == "score" and one.name == "points"))
+    yield from (one for one in before(question) if question.kind != "score" or one.name != "points")
     if question.claim.kind not in ("invariant", "parity") or not metric.series:
         return
     described, needed = record.description.points, metric.evidence.trained_steps
-    for place in places:
+    for place in question.places:
         of = described[place.point.id]
         if of.steps - of.rising_steps < needed:
             seen = f"{of.steps} steps, of which the learning rate rises in the first {of.rising_steps}"
             yield Condition(name="training", met=False, seen=f"{seen}; {needed} after them are needed")
-    controls = sum(getattr(place.point.part, "controls", 0) for place in places)
+    controls = sum(getattr(place.point.part, "controls", 0) for place in question.places)
     if question.claim.kind == "parity" and controls < LEAST_CONTROLS:
         seen = f"an envelope needs --controls {LEAST_CONTROLS}, and the plan has {controls}"
         yield Condition(name="samples", met=False, seen=seen)
-
-
-def _all(record: Judged) -> list[Place]:
-    return [Place(record, point) for point in record.points]

@@ -9,7 +9,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.metrics import Metric
-from twinrun.results.curves import untrained
+from twinrun.results.bounds import untrained
 from twinrun.results.judged import Judged, hardware
 from twinrun.results.verdicts import NotAskedError
 from twinrun.workloads.curve_distance import (

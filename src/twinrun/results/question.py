@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from twinrun.foundation.text import plain, plural
+from twinrun.foundation.text import plural
 from twinrun.manifests.claims import Claim, PublishedHardware, RecordClaim
 from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.restatements import Restatement
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
+from twinrun.protocol.intervals import Interval, Limits, interval_of, quotient
 from twinrun.protocol.measurements import Measurement, Per
 from twinrun.results.configuration import Apart, apart_from
-from twinrun.results.interval import Interval, Limits, interval_of, quotient
 from twinrun.results.judged import Judged, gpus_of
 from twinrun.results.verdicts import NotAskedError
 from twinrun.workloads.workload import MeasuredPoint
@@ -106,6 +106,11 @@ class Question:
         return tuple(one.hardware for one in every if one.hardware)
 
     @property
+    def of_curves(self) -> bool:
+        """Whether the claim is about a metric that has a value at each step."""
+        return self.project.metrics[self.claim.metric].series is not None
+
+    @property
     def unit(self) -> str:
         """Unit in which the values are shown."""
         if self.kind == BETWEEN:
@@ -153,7 +158,7 @@ class Question:
         return [tuple(points_called(name, self.record, self.claim.hardware)) for name in self.named]
 
     @property
-    def places(self) -> bool:
+    def by_size(self) -> bool:
         """Whether the claim names its points by their size alone, so that other sizes can stand for them."""
         found = [PLACE.fullmatch(name) for name in self.named]
         return all(one and one["case"] is None for one in found)
@@ -193,12 +198,33 @@ class Question:
         """Return a canonical value in the unit that is shown."""
         return value if self.is_ratio else self.metric.in_unit(value, self.unit)
 
-    def apart(self, places: Sequence[Place]) -> Apart:
+    def apart_of(self, places: Sequence[Place]) -> Apart:
         """Return how the points, or all that were planned, stand to the configuration of the claim."""
-        names = {place.point.id for place in places}
-        planned = [one for one in self.record.plan.points if one.id in names or not names]
+        planned = [place.point.planned for place in places] or self.record.plan.points
         return apart_from(
-            self.claim, self.recipe, self.record.plan, planned, self.project, here=not self.published
+            self.claim,
+            self.recipe,
+            self.record.plan,
+            planned,
+            self.project,
+            meant=self.named[0] if self.named and places else "",
+            here=not self.published,
+            known=self.record.known,
+        )
+
+    def apart_at(self, place: Place, claim: RecordClaim) -> Apart:
+        """Return how a point of a side stands to the configuration of a claim between records."""
+        return apart_from(
+            claim,
+            self.recipe,
+            place.record.plan,
+            [place.point.planned],
+            self.project,
+            meant=claim.point,
+            here=not self.published,
+            setting=place.setting if claim.setting else None,
+            side=(claim.over, claim.under)[place.side],
+            known=place.record.known,
         )
 
 
@@ -253,21 +279,6 @@ def names_of(places: Sequence[Place | MeasuredPoint]) -> str:
     """Name points."""
     points = (one.point if isinstance(one, Place) else one for one in places)
     return ", ".join(point.id for point in points) or "none"
-
-
-def departures_of(question: Question, places: Sequence[Place]) -> Iterator[str]:
-    """Yield what differs from the published run: GPU, points, scale, fields."""
-    yield from elsewhere(question, places)
-    named, ids = question.named, [place.point.id for place in places]
-    if question.restated and named and set(ids) != set(named):
-        yield f"points {', '.join(ids) or 'none'}, published {' and '.join(named)}"
-    assert isinstance(question.claim, Claim)
-    stated = question.recipe.published.fingerprint_of(question.claim)
-    for one in question.apart(places).every:
-        if one.field in stated:
-            yield f"{one.field} {plain(one.found)}, published {plain(one.published)}"
-    if question.record.plan.scale == "smoke":
-        yield "smoke scale"
 
 
 def elsewhere(question: Question, places: Sequence[Place]) -> Iterator[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import number
@@ -24,26 +26,8 @@ Outcome = Literal[
 FAILURES: tuple[Outcome, ...] = ("not-reproduced", "fails-here", "failed")
 # Outcomes of a claim that holds.
 HOLDS: tuple[Outcome, ...] = ("reproduced", "exceeds", "holds-here")
-# In the order in which the first that is not met decides.
-ConditionName = Literal[
-    "written",
-    "subject",
-    "stable",
-    "hardware",
-    "account",
-    "points",
-    "configuration",
-    "order",
-    "measured",
-    "training",
-    "correctness",
-    "bounds",
-    "samples",
-    "direction",
-]
-CONDITIONS: tuple[ConditionName, ...] = get_args(ConditionName)
-# The question of each condition, for a reader.
-QUESTIONS: dict[ConditionName, str] = {
+# The question of each condition, for a reader, in the order in which the first that is not met decides.
+QUESTIONS = {
     "written": "somebody has written the claim",
     "subject": "the run is of what the claim is about",
     "stable": "training did not diverge",
@@ -59,6 +43,8 @@ QUESTIONS: dict[ConditionName, str] = {
     "samples": "the samples decide",
     "direction": "the number is no worse than the published one by more than the tolerance",
 }
+CONDITIONS = tuple(QUESTIONS)
+ConditionName = Annotated[str, Field(pattern=f"^({'|'.join(CONDITIONS)})$")]
 
 
 class Condition(Frozen):
@@ -154,18 +140,15 @@ def outcome_of(
     """
     unmet = next((one.name for one in conditions if not one.met), None)
     if unmet is None:
-        if tuple(one.name for one in conditions) != CONDITIONS:
-            raise AssertionError(f"conditions {', '.join(one.name for one in conditions)} were asked alone")
+        assert tuple(one.name for one in conditions) == CONDITIONS
         if not published or doubts:
             return "holds-here"
         return "exceeds" if exceeds else "reproduced"
-    outcomes: dict[ConditionName, Outcome] = {
-        "direction": "not-reproduced" if published else "fails-here",
-        "stable": "failed",
-        "order": "config-mismatch",
-        "configuration": "config-mismatch" if published else "not-comparable",
-    }
-    return outcomes.get(unmet, "not-comparable")
+    if unmet == "direction":
+        return "not-reproduced" if published else "fails-here"
+    if unmet == "order" or (unmet == "configuration" and published):
+        return "config-mismatch"
+    return "failed" if unmet == "stable" else "not-comparable"
 
 
 def published_here(found: Verdict) -> str:
@@ -175,9 +158,8 @@ def published_here(found: Verdict) -> str:
 
 def measured_here(found: Verdict) -> str:
     """Return what the run says in the neutral metric, a dash where it says nothing."""
-    if found.measured is None:
-        return "-"
-    return _in_words(found.measured, found) + (f" ({found.note})" if found.note else "")
+    note = f" ({found.note})" if found.note else ""
+    return "-" if found.measured is None else _in_words(found.measured, found) + note
 
 
 def _in_words(value: float, found: Verdict) -> str:

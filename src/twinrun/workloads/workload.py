@@ -426,21 +426,11 @@ class PlanDescription:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Premise:
-    """What the series of two points must have in common to be held against each other."""
-
-    values: Mapping[str, object]
-    otherwise: str
-    """Why they cannot be, with `{changed}` for the names of the values that differ."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ComparisonTerms:
     """What a measured point is compared by."""
 
     settings: Mapping[str, str]
     """What may change its numbers, by name."""
-    premises: tuple[Premise, ...] = ()
     curves: Mapping[str, ControlledCurve] = field(default_factory=dict)
     """Curves by metric, each with all that decides it."""
 

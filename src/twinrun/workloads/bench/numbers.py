@@ -16,7 +16,7 @@ from twinrun.protocol.formulas import BUS_BANDWIDTH
 from twinrun.protocol.measurements import Measurement, Numbers, over_time, single
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint
 from twinrun.workloads.settings import factor, flat
-from twinrun.workloads.workload import ComparisonTerms, MeasuredPoint, Point, Premise, Progress
+from twinrun.workloads.workload import ComparisonTerms, MeasuredPoint, Point, Progress
 
 FACTORS = (
     factor("kernels", "large", "some", "other code, or another code object"),
@@ -157,6 +157,4 @@ def terms(part: BenchPlan, point: MeasuredPoint[BenchPoint, BenchResult]) -> Com
         # Three digits: the last ones of a measurement differ in every run.
         **{f"peak rate {one.resource}": f"{one.rate:.3g}/s" for one in point.result.peak_rates},
     }
-    return ComparisonTerms(
-        settings=settings, premises=(Premise(values=case, otherwise="other settings of the case"),)
-    )
+    return ComparisonTerms(settings=settings)

@@ -22,7 +22,7 @@ from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoin
 from twinrun.workloads.evaluation.plan import ERROR, FORWARD, KEPT, RATE, SCORE
 from twinrun.workloads.settings import factor, flat
 from twinrun.workloads.training.numbers import digests_of, of_training
-from twinrun.workloads.workload import ComparisonTerms, MeasuredPoint, Point, Premise, Progress
+from twinrun.workloads.workload import ComparisonTerms, MeasuredPoint, Point, Progress
 
 # Parts of a curve over which losses are averaged.
 TENTHS = 10
@@ -140,9 +140,4 @@ def terms(part: EvaluationPlan, point: MeasuredPoint[EvaluationPoint, Evaluation
             f"{table}.{name}": value for table, one in trained.items() for name, value in flat(one).items()
         }
     model = in_words(part.given) if part.given else asked.training.model
-    return ComparisonTerms(
-        settings={"model": model, **settings},
-        premises=(
-            Premise(values=prompts, otherwise="other questions, or scored by another rule ({changed})"),
-        ),
-    )
+    return ComparisonTerms(settings={"model": model, **settings})

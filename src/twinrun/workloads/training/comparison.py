@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from twinrun.workloads.curve_distance import DATA, ORDER
+from twinrun.workloads.curve_distance import ORDER
 from twinrun.workloads.settings import factor, flat
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
 from twinrun.workloads.training.numbers import CONTROL
-from twinrun.workloads.workload import ComparisonTerms, ControlledCurve, MeasuredPoint, Premise
+from twinrun.workloads.workload import ComparisonTerms, ControlledCurve, MeasuredPoint
 
 # Largest difference of two kinds of hardware at the first step: 1, 2 and 4 H200s are by up to 3e-4 in bf16.
 ROUNDING = {"fp32": 1e-6, "bf16": 1e-3}
@@ -49,17 +49,8 @@ FACTORS = (
 
 def terms(part: TrainingPlan, point: MeasuredPoint[TrainingPoint]) -> ComparisonTerms:
     """Return what a training point is compared by."""
-    data, order = ({name: point.digests.get(name)} for name in (DATA, ORDER))
     losses = loss_of(part, point)
-    return ComparisonTerms(
-        settings=_settings(part, point),
-        premises=(
-            Premise(values=mathematics(part), otherwise="another configuration ({changed})"),
-            Premise(values=data, otherwise="other data (the token streams have different hashes)"),
-            Premise(values=order, otherwise="another order of batches (the order hashes differ)"),
-        ),
-        curves={"loss": losses} if losses else {},
-    )
+    return ComparisonTerms(settings=_settings(part, point), curves={"loss": losses} if losses else {})
 
 
 def _settings(part: TrainingPlan, point: MeasuredPoint[TrainingPoint]) -> dict[str, str]:
