@@ -71,9 +71,7 @@ EXPORTS: dict[str, Callable[[FinishedRun, Path], object]] = {
     "page": lambda run, out: write_report(out / "report.html", run),
     "checks": lambda run, out: write_check_files(dataclasses.replace(run, folder=out)),
     "crate": lambda run, out: write_crate(out / "crate", run),
-    "submission": lambda run, out: write_submission(
-        out / "submission.json", run.record, run.file, run.folder
-    ),
+    "submission": lambda run, out: write_submission(out / "submission.json", run.record, run.file),
     "ranks": node,
     **{name: track(name) for name in ("tensorboard", "mlflow", "wandb")},
 }

@@ -6,8 +6,7 @@ import pytest
 
 from tests.records import PROJECT, bench_record, training_record
 from twinrun.foundation.errors import InputError
-from twinrun.results.compare import compare
-from twinrun.results.factors import changed, conditions
+from twinrun.results.compare import changed, compare, conditions
 from twinrun.workloads.training import WORKLOAD
 
 HALF = {"nodes=1": 83.0, "nodes=32": 79.5}

@@ -22,7 +22,6 @@ from twinrun.foundation.terminal import say
 from twinrun.foundation.text import number
 from twinrun.planning.project import Project
 from twinrun.results.reading import read_record
-from twinrun.results.submission import FILE, read_submission
 
 
 def checkpoint(
@@ -73,10 +72,9 @@ def signature_for(root: Path, what: str, *, key: Path) -> str:
         InputError: there is nothing to sign, what is there does not hold, or the key does not sign.
     """
     path, project = Path(what), Project(root)
-    submitted = path.name == FILE and path.is_file()
-    if submitted or path.suffix == ".json" or (path / "record.json").is_file():
+    if path.suffix == ".json" or (path / "record.json").is_file():
         file = path / "record.json" if path.is_dir() else path
-        digest = (read_submission if submitted else read_record)(file, project).record.sha256
+        digest = read_record(file, project).record.sha256
         signature = file.with_name(f"{file.name}{SUFFIX}")
         write_atomically(signature, signature_of(digest, key=key))
         return str(signature)

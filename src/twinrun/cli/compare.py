@@ -18,11 +18,17 @@ from twinrun.report.tables import verdict_table
 from twinrun.report.words import headline_of_all
 from twinrun.results.compare import compare as compare_records
 from twinrun.results.confirm import confirmations
-from twinrun.results.equivalence import compare_scores
 from twinrun.results.judge import judge_between
 from twinrun.results.reading import read_record, read_records
-from twinrun.results.samples import SampleFile, demand_recorded, paired, read_samples
-from twinrun.results.score_claims import claim_called, judge_scores
+from twinrun.results.scores import (
+    SampleFile,
+    claim_called,
+    compare_scores,
+    demand_recorded,
+    judge_scores,
+    paired,
+    read_samples,
+)
 from twinrun.results.verdicts import FAILURES
 
 

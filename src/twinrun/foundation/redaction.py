@@ -13,7 +13,6 @@ from twinrun.foundation.text import without_credentials
 
 # An absolute path, or that of a socket, whose last name is kept; network addresses have slashes elsewhere.
 _PATH = re.compile(r"(?:(?<![\w.:/~-])|(?<=\bunix://))/(?:[\w.+@~=-]+/)+")
-_ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
 # IPv6, and addresses of network cards, which look the same.
 _LONG_ADDRESS = re.compile(
     r"(?<![\w:.])(?:[0-9a-f]{1,4}:){5,7}[0-9a-f]{1,4}(?![\w:])"
@@ -23,13 +22,6 @@ _LONG_ADDRESS = re.compile(
 )
 _HOME = re.compile(r"(?<![\w/])~[\w.-]*/(?:[\w.+@~=-]+/)*")
 _MAIL = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b")
-# Libraries of every vendor, whose lines say what ran on what.
-_SOFTWARE = Path(__file__).with_name("software.txt").read_text(encoding="utf-8").split()
-# Lines of logs that say what ran on what, or what went wrong; any other line may have anything in it.
-_TELLING = re.compile(
-    rf"\b(?:{'|'.join(_SOFTWARE)})\b"
-    r"|\b\w*(?:[Ww]arning|WARN|[Ee]rror|ERROR|Exception|Traceback)\b|\bversions?\b|\brank\s*\d+\b|\bstep\b"
-)
 # Names of users that tell nobody, and that are words of logs.
 _NOBODY = frozenset(("", "root", "user", "nobody", "runner", "ubuntu", "slurm", "admin"))
 
@@ -60,14 +52,6 @@ class HiddenNames:
         hidden = _LONG_ADDRESS.sub("removed", hidden)
         hidden = _MAIL.sub("removed", _PATH.sub("…/", _HOME.sub("…/", hidden)))
         return self._users.sub("user", hidden) if self._users else hidden
-
-    def log(self, text: str) -> str:
-        """Return the telling lines of a log without them and without addresses.
-
-        What looks like an address elsewhere may be a version.
-        """
-        kept = (line for line in text.splitlines(keepends=True) if _TELLING.search(line))
-        return _ADDRESS.sub("removed", self.text("".join(kept)))
 
     def value(self, value: Any) -> Any:
         """Return a JSON value whose texts and keys are without them."""

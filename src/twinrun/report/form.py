@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 
 from twinrun.foundation.errors import InputError
-from twinrun.machine.doctor import diagnose
 from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judged import gpus_of
 from twinrun.results.submission import FILE, write_submission
@@ -37,9 +35,8 @@ def offer(run: FinishedRun) -> str:
     except InputError as reason:
         return f"The results have no such GPU yet, and cannot take this run: {reason.message}\n"
     lines = [
-        f"The results have no {gpus_of(record)} yet. To send this run in, attach {file}: it has",
-        "the record, heads of logs and what the machine is, without names of hosts and folders. The",
-        "project takes it by",
+        f"The results have no {gpus_of(record)} yet. To send this run in, attach {file}: it is",
+        "the record without names of hosts and folders. The project takes it by",
         "",
         f"    invoke report recipes/{record.plan.recipe} --add {FILE}",
         "",
@@ -51,8 +48,5 @@ def offer(run: FinishedRun) -> str:
 
 def send(run: FinishedRun, out: Path) -> Path:
     """Write the submission of a run to `out` and return it; raises InputError where no results take it."""
-    node, allocation = run.record.node, run.record.record.allocation
-    here = (allocation.nodes[0], node.kernel) == (platform.node(), platform.release())
-    doctor = diagnose(run.record.project.root).model_dump(mode="json") if here else None
-    write_submission(out, run.record, run.file, run.folder, doctor=doctor)
+    write_submission(out, run.record, run.file)
     return out
