@@ -161,8 +161,7 @@ def measured_points(plan: Plan, sent: tuple[PointRecord, ...], gpu: Gpu | None) 
         on = None if leg and leg.processor else gpu
         numbers = workload.numbers(plan.part, planned, one.result, on)
         cards, rest = divmod(planned.world_size, on.devices_per_card) if on else (0, 1)
-        fields = {name.name: getattr(numbers, name.name) for name in dataclasses.fields(numbers)}
-        found.append(MeasuredPoint(planned=planned, sent=one, cards=None if rest else cards, **fields))
+        found.append(MeasuredPoint(planned=planned, sent=one, cards=None if rest else cards, **vars(numbers)))
     return tuple(found)
 
 

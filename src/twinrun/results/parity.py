@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from twinrun.foundation.errors import InputError
+from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.metrics import Metric
@@ -73,9 +73,9 @@ def held_between(
     for one, other in _pairs(a, b, points):
         first, second = _traced(a, one, "A"), _traced(b, other, "B")
         further = (
-            *_repeated(a, first, but=one)[0],
-            *_repeated(b, first, but=other)[0],
-            *(one for record in controls for one in _controls(record, first)),
+            *_repeated(a, first, but=one),
+            *_repeated(b, first, but=other),
+            *(curve for record in controls for curve in _repeated(record, first, demanded=True)),
         )
         bounds = [claim.bounds.get(first.arithmetic, math.inf) for claim in claims if claim.metric == METRIC]
         bounds.append(metric.evidence.bounds.get(first.arithmetic, math.inf))
@@ -110,9 +110,8 @@ def _doubt(a: tuple[Judged, MeasuredPoint], b: tuple[Judged, MeasuredPoint], met
 def _pairs(a: Judged, b: Judged, points: Sequence[str]) -> list[tuple[MeasuredPoint, MeasuredPoint]]:
     if points:
         if len(points) != 2:
-            raise InputError(
-                "expected two points", place="--points", found=points, allowed="one of A, one of B"
-            )
+            allowed = "one of A, one of B"
+            raise InputError("expected two points", place="--points", found=points, allowed=allowed)
         return [(_named(a, points[0]), _named(b, points[1]))]
     whole_a, whole_b = (record.whole or record.points for record in (a, b))
     same = [(one, other) for one in whole_a for other in whole_b if one.id == other.id]
@@ -122,11 +121,8 @@ def _pairs(a: Judged, b: Judged, points: Sequence[str]) -> list[tuple[MeasuredPo
 
 
 def _named(record: Judged, name: str) -> MeasuredPoint:
-    point = record.point(name)
-    if point is None:
-        known = [point.id for point in record.points]
-        raise InputError("no such point", place=record.run, found=name, allowed=known)
-    return point
+    require_known(name, [point.id for point in record.points], "no such point", place=record.run)
+    return next(point for point in record.points if point.id == name)
 
 
 def _traced(record: Judged, point: MeasuredPoint, side: str) -> ControlledCurve:
@@ -136,39 +132,22 @@ def _traced(record: Judged, point: MeasuredPoint, side: str) -> ControlledCurve:
     return found.model_copy(update={"name": f"{side}: {point.id}, {hardware(record)}"})
 
 
-def _controls(record: Judged, run: ControlledCurve) -> tuple[ControlledCurve, ...]:
-    """Return the curves of `record` that have control runs, which must be of the same experiment as `run`."""
-    found, others = _repeated(record, run)
-    if others:
-        raise InputError(
-            "control runs of another experiment",
-            place=record.run,
-            found=others[0],
-            allowed=f"that of {run.name}",
-        )
-    if not found:
-        raise InputError(
-            "the record has no control runs",
-            place=record.run,
-            hint=f"run it with --controls {LEAST_CONTROLS}",
-        )
-    return found
-
-
 def _repeated(
-    record: Judged, run: ControlledCurve, *, but: MeasuredPoint | None = None
-) -> tuple[tuple[ControlledCurve, ...], tuple[str, ...]]:
-    """Return the curves of `record` with control runs that repeat `run`, and how others differ from it."""
-    points = [point for point in record.points if point is not but]
-    every = (record.terms(point).curves.get(METRIC) for point in points)
+    record: Judged, run: ControlledCurve, *, but: MeasuredPoint | None = None, demanded: bool = False
+) -> list[ControlledCurve]:
+    """Return the curves of `record` with control runs that repeat `run`; it must have some where demanded."""
     found: list[ControlledCurve] = []
-    others: list[str] = []
-    for one in every:
-        if one is None or not one.controls:
+    for point in record.points:
+        one = record.terms(point).curves.get(METRIC)
+        if point is but or one is None or not one.controls:
             continue
         differs = origins_apart(run, one)
-        if differs.keys() - {WEIGHTS, ORDER}:
-            others.append("; ".join(f"{name} {sides}" for name, sides in differs.items()))
-        else:
+        if not differs.keys() - {WEIGHTS, ORDER}:
             found.append(one)
-    return tuple(found), tuple(others)
+        elif demanded:
+            other, message = "; ".join(map(" ".join, differs.items())), "control runs of another experiment"
+            raise InputError(message, place=record.run, found=other, allowed=f"that of {run.name}")
+    if demanded and not found:
+        hint = f"run it with --controls {LEAST_CONTROLS}"
+        raise InputError("the record has no control runs", place=record.run, hint=hint)
+    return found

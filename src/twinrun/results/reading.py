@@ -44,7 +44,7 @@ def read_record(path: Path, project: Project, *, own: bool = False) -> Judged:
 def read_content(content: Any, *, place: str) -> Record:
     """Return what a record's file says; raises InputError at `place` where it is none, or was edited."""
     if not isinstance(content, dict) or not {"plan", "points", "sha256"} <= content.keys():
-        found = ", ".join(list(content)[:3]) if isinstance(content, dict) else type(content).__name__
+        found = ", ".join(content) if isinstance(content, dict) else type(content).__name__
         raise InputError("not a record", place=place, found=found or "an empty table", hint=HINT)
     version = str(content.get("schema_version"))
     major, _, minor = version.partition(".")
@@ -73,14 +73,9 @@ def read_content(content: Any, *, place: str) -> Record:
         return validate(content, Record, place=place)
     except InputError as error:
         # A workload reads its own parts, and does not know of which file.
-        inner = "" if str(error.place).startswith(place) else f"{place}:"
-        raise InputError(
-            error.message,
-            place=f"{inner}{error.place}",
-            found=error.found,
-            allowed=error.allowed,
-            hint=error.hint,
-        ) from None
+        if not str(error.place).startswith(place):
+            error.place = f"{place}:{error.place}"
+        raise
 
 
 def _demand_files(record: Record, file: Path) -> None:
@@ -92,13 +87,10 @@ def _demand_files(record: Record, file: Path) -> None:
         try:
             found = sha256_of_file(path)
         except OSError as error:
-            raise InputError(
-                "cannot be read", place=str(path), found=error.strerror, allowed="a file"
-            ) from None
+            found = str(error.strerror)
         if found != digest:
-            raise InputError(
-                "not the file that the record is of", place=str(path), found=found, allowed=digest
-            )
+            message = "not the file that the record is of"
+            raise InputError(message, place=str(path), found=found, allowed=digest)
 
 
 def signature_file(file: Path) -> Path:
@@ -109,11 +101,9 @@ def signature_file(file: Path) -> Path:
 def signer_of(record: Record, file: Path, project: Project, *, own: bool = False) -> str:
     """Return who signed a record, in words; raises InputError where a signature is wrong, or demanded."""
     signature, signer = signature_file(file), UNSIGNED
-    if own:
-        return signer
-    if os.path.lexists(signature):
+    if not own and os.path.lexists(signature):
         signer = signed_by(record.sha256, signature, signers=signers_of(project.root))
-    if project.signed:
+    if not own and project.signed:
         demand_signed(signer, place=str(file), root=project.root)
     return signer
 
@@ -124,21 +114,19 @@ def read_records(paths: Sequence[Path], project: Project) -> list[Judged]:
     Raises:
         InputError: no record, one that does not hold, or records of several recipes or without such claims.
     """
-    files = dict.fromkeys(real(file) for path in paths for file in _record_files(path))
-    records = [read_record(file, project) for file in files]
+    named: list[Path] = []
+    for path in paths:
+        folder = path.is_dir() and not (path / "record.json").is_file()
+        inside = sorted([*path.glob("*.json"), *path.glob("*/record.json")]) if folder else []
+        named += inside or [path]
+    records = [read_record(file, project) for file in dict.fromkeys(map(real, named))]
     recipes = sorted({one.plan.recipe for one in records})
     if len(recipes) > 1:
         raise InputError("the records are of different recipes", found=recipes, allowed="one recipe")
-    if not project.recipe(recipes[0]).published.between_records:
+    if not records[0].recipe.published.between_records:
         raise InputError(
             "the recipe has no claim between records",
             place=f"recipes/{recipes[0]}/published.toml:between_records",
             hint="leave --claims out: `invoke report` judges the other claims",
         )
     return records
-
-
-def _record_files(path: Path) -> list[Path]:
-    if not path.is_dir() or (path / "record.json").is_file():
-        return [path]
-    return sorted([*path.glob("*.json"), *path.glob("*/record.json")]) or [path]

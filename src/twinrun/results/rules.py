@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -27,7 +26,6 @@ from twinrun.workloads.workload import Finding, held, shown
 FIRST_DAY = datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)
 # Clocks of two machines.
 CLOCKS = datetime.timedelta(days=1)
-RUN = re.compile(r"(?P<began>[0-9]{8}-[0-9]{6})-[0-9a-f]{8}-[0-9a-f]{4}")
 TORCH = "torch"
 # Packages that a sentence names.
 NAMED = 3
@@ -49,27 +47,17 @@ def refusals(found: Judged) -> Iterator[Finding]:
 def _dates(found: Judged) -> Iterator[Finding]:
     """Yield a time at which nothing can have run, and one that is too short for what was timed."""
     ended = datetime.datetime.fromisoformat(found.created)
-    latest = datetime.datetime.now(datetime.UTC) + CLOCKS
-    if not FIRST_DAY <= ended <= latest:
-        yield Finding(
-            kind="bounds", what="the date", found=found.created, allowed="one between the code's and now"
-        )
-    named = RUN.fullmatch(found.run)
-    began = None
+    if not FIRST_DAY <= ended <= datetime.datetime.now(datetime.UTC) + CLOCKS:
+        allowed = "one between the code's and now"
+        yield Finding(kind="bounds", what="the date", found=found.created, allowed=allowed)
     with contextlib.suppress(ValueError):
-        began = named and datetime.datetime.strptime(f"{named['began']}+0000", "%Y%m%d-%H%M%S%z")
-    if began is None:
-        return
-    timed = sum(
-        sum(one.samples) * SECONDS.get(one.unit, 0)
-        for point in found.points
-        for one in point.measurements
-        if one.metric in ("step-time", "time")
-    )
-    elapsed = (ended - began).total_seconds()
-    if timed > elapsed:
-        allowed = f"at least the {timed:.0f} s that its steps and calls took"
-        yield Finding(kind="bounds", what="the time of the run", found=f"{elapsed:.0f} s", allowed=allowed)
+        began = datetime.datetime.strptime(f"{found.run[:15]}+0000", "%Y%m%d-%H%M%S%z")
+        every = (one for point in found.points for one in point.measurements)
+        times = (one for one in every if one.metric in ("step-time", "time"))
+        timed = sum(sum(one.samples) * SECONDS.get(one.unit, 0) for one in times)
+        if timed > (elapsed := (ended - began).total_seconds()):
+            allowed, took = f"at least the {timed:.0f} s that its steps and calls took", f"{elapsed:.0f} s"
+            yield Finding(kind="bounds", what="the time of the run", found=took, allowed=allowed)
 
 
 def _points(found: Judged) -> Iterator[Finding]:
@@ -78,18 +66,14 @@ def _points(found: Judged) -> Iterator[Finding]:
     yield from held("the points", sent, planned)
     yield from held("names of points", [name for name, times in Counter(planned).items() if times > 1], [])
     for point in found.points:
-        if (
-            len(set(point.hosts)) != point.nodes
-            or not set(point.hosts) <= found.record.allocation.reports.keys()
-        ):
+        known = found.record.allocation.reports.keys()
+        if len(set(point.hosts)) != point.nodes or not set(point.hosts) <= known:
             allowed = f"{point.nodes} of the nodes that reported"
             yield Finding(point=point.id, what="its hosts", found=point.hosts, allowed=allowed)
         kind, _, number = point.id.rpartition("@")[2].partition("=")
         counts = {"devices": point.devices, "nodes": point.nodes, "cards": point.cards}
         if kind in counts:
-            yield from held(
-                f"the {kind} of {point.id}", counts[kind], int(number) if number.isdecimal() else number
-            )
+            yield from held(f"the {kind} of {point.id}", str(counts[kind]), number)
     for name in (DATA, WEIGHTS):
         groups: dict[object, set[str]] = {}
         for point in found.points:
@@ -97,9 +81,7 @@ def _points(found: Judged) -> Iterator[Finding]:
             shape = getattr(point.part, "shape", None) if name == WEIGHTS else None
             group = (shape, point.result.device_name if name == WEIGHTS else None)
             groups.setdefault(group, set()).update(filter(None, [point.digests.get(name)]))
-        if most := max((len(one) for one in groups.values()), default=0) > 1 and max(
-            map(len, groups.values())
-        ):
+        if (most := max(map(len, groups.values()), default=0)) > 1:
             yield Finding(what=f"digests of the {name}", found=most, allowed="one at all points")
     times = Counter(one.samples for point in found.points if (one := point.measurement("step-time")))
     if repeated := [count for samples, count in times.items() if count > 1 and len(samples) > 1]:
@@ -108,10 +90,8 @@ def _points(found: Judged) -> Iterator[Finding]:
     for (_, before), (leg, point) in pairwise(sorted(legs, key=lambda one: one[0].number)):
         curve, previous = values_of(point, "loss"), values_of(before, "loss")
         if curve[: leg.begin] != previous[: leg.begin]:
-            allowed = f"the steps of {before.id}"
-            yield Finding(
-                point=point.id, what=f"its first {leg.begin} steps", found="others", allowed=allowed
-            )
+            what, allowed = f"its first {leg.begin} steps", f"the steps of {before.id}"
+            yield Finding(point=point.id, what=what, found="others", allowed=allowed)
 
 
 def _devices(found: Judged) -> Iterator[Finding]:
@@ -128,11 +108,9 @@ def _devices(found: Judged) -> Iterator[Finding]:
         for host in point.hosts:
             report = found.record.allocation.reports.get(host)
             devices = report.devices if report else ()
-            if len(devices) < point.planned.devices_per_node:
-                allowed = f"{point.planned.devices_per_node} or more"
-                yield Finding(
-                    point=point.id, what=f"the devices of {host}", found=len(devices), allowed=allowed
-                )
+            if len(devices) < (least := point.planned.devices_per_node):
+                what = f"the devices of {host}"
+                yield Finding(point=point.id, what=what, found=len(devices), allowed=f"{least} or more")
             for device in devices:
                 if other := _other(device, gpu):
                     yield Finding(point=point.id, what=f"a device of {host}", found=other, allowed=gpu.name)
@@ -143,12 +121,10 @@ def _other(device: NodeDevice, gpu: Gpu) -> str:
     low, high = (ratio * gpu.device_memory_bytes for ratio in MEMORY_RATIO)
     if device.arch is not None and device.arch != gpu.arch:
         return f"{device.name}, {device.arch}"
+    if device.memory_bytes is not None and not low <= device.memory_bytes <= high:
+        return f"{device.name} of {device.memory_bytes / 1e9:.3g} GB"
     if device.memory_bytes is not None:
-        return (
-            ""
-            if low <= device.memory_bytes <= high
-            else f"{device.name} of {device.memory_bytes / 1e9:.3g} GB"
-        )
+        return ""
     return "" if device.arch or any(one.search(device.name) for one in gpu.match) else device.name
 
 
