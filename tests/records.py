@@ -12,12 +12,10 @@ from typing import Any
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
-from twinrun.protocol.allocation import Allocation, NodeDevice, NodeReport
+from twinrun.protocol.allocation import Allocation, Device, Machine, NodeDevice, NodeReport, Revision
 from twinrun.protocol.bench import BenchResult, Call, Implementation, PeakRate, Work
-from twinrun.protocol.job import Result
-from twinrun.protocol.machine import Device, Machine, Revision
+from twinrun.protocol.job import PowerSource, Result
 from twinrun.protocol.measurements import Measurement
-from twinrun.protocol.power import PowerSource
 from twinrun.protocol.training import Step, TrainingResult
 from twinrun.results.judge import judged
 from twinrun.results.judged import Judged

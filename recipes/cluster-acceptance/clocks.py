@@ -11,7 +11,7 @@ from typing import Any
 
 from peers import LEAST_NODES, slow
 
-from twinrun.protocol.power import PowerReading
+from twinrun.protocol.job import PowerReading
 from twinrun.train.checks import CheckError
 
 # A clock settles after power and temperature have: what is read before does not count.

@@ -17,7 +17,7 @@ from twinrun.foundation.errors import TwinrunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import load_json
 from twinrun.foundation.text import visible
-from twinrun.protocol.health import HEALTH_FILE, TEXTFILE, Health, textfile
+from twinrun.protocol.checks import HEALTH_FILE, TEXTFILE, Health, textfile
 
 WELL, PROBLEM, NOT_KNOWN = 0, 1, 2
 _LINE_LETTERS = 200

@@ -13,7 +13,7 @@ from twinrun.foundation.errors import MachineError
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
-from twinrun.protocol.machine import Machine
+from twinrun.protocol.allocation import Machine
 from twinrun.runs.selection import stack_for_run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,7 +23,7 @@ from twinrun.execution.task import Task
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.manifests.cluster import LoadedSite, local_folder
 from twinrun.planning.project import Project
-from twinrun.protocol.health import Health, NodeCheck
+from twinrun.protocol.checks import Health, NodeCheck
 from twinrun.runs.qualification import qualified
 
 pytestmark = pytest.mark.cluster

@@ -19,7 +19,8 @@ from twinrun.execution.launchers import load_launcher
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.files import write_atomically
 from twinrun.protocol.job import REFUSED
-from twinrun.protocol.pulse import FOLDER, RankState
+from twinrun.protocol.signals import PULSE as FOLDER
+from twinrun.protocol.signals import RankState
 from twinrun.workloads.workload import Placement
 
 TIMEOUT = """Timeout (0:00:10)!

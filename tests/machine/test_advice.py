@@ -10,7 +10,7 @@ from tests.records import ROOT
 from twinrun.machine.advice import check_advice
 from twinrun.machine.devices import Discovery
 from twinrun.manifests.vendor import load_gpus, load_vendors
-from twinrun.protocol.machine import Device
+from twinrun.protocol.allocation import Device
 
 STACKS = tuple(path.name for path in (ROOT / "images/stacks").iterdir())
 

@@ -19,7 +19,7 @@ from twinrun.machine.devices import identify
 from twinrun.machine.probes import parse_output
 from twinrun.manifests.vendor import Vendor, load_gpus, load_vendors
 from twinrun.planning.project import Project
-from twinrun.protocol.machine import Device, Machine
+from twinrun.protocol.allocation import Device, Machine
 
 ROOT = Path(__file__).resolve().parents[2]
 GPUS = load_gpus(ROOT)

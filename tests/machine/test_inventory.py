@@ -17,7 +17,7 @@ from twinrun.machine.devices import discover, identify, visible_devices
 from twinrun.machine.inventory import detect
 from twinrun.machine.probes import ProbedDevice, parse_output, run_probe
 from twinrun.manifests.vendor import Probe, load_gpus, load_vendors
-from twinrun.protocol.machine import Device
+from twinrun.protocol.allocation import Device
 
 ROOT = Path(__file__).parents[2]
 GPUS = load_gpus(ROOT)

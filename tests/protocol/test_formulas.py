@@ -8,8 +8,7 @@ import pytest
 from tests.records import ROOT
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
-from twinrun.protocol.formulas import FORMULAS
-from twinrun.protocol.models import FAMILIES, ModelShape, members
+from twinrun.protocol.models import FAMILIES, FORMULAS, ModelShape, members
 from twinrun.protocol.models.llama import LlamaShape
 from twinrun.protocol.models.mpt import MptShape
 from twinrun.workloads.training.manifest import TrainingPlan

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from twinrun.protocol.sniff import Alarm, Sniff, alarms
+from twinrun.protocol.signals import Alarm, Sniff, alarms
 
 RANKS, SNIFFS, RUNS = 8, 10, 100
 

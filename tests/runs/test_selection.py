@@ -11,7 +11,7 @@ from tests.records import PROJECT, RECIPE
 from twinrun.execution.schedulers.slurm import Slurm
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.machine.inventory import processor
-from twinrun.protocol.machine import Device, Machine
+from twinrun.protocol.allocation import Device, Machine
 from twinrun.runs import selection
 from twinrun.runs.prepared import prepare
 from twinrun.runs.selection import Request, Selection, select

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from twinrun.protocol.job import Job
-from twinrun.protocol.sniff import FILE, Sniff, alarms
+from twinrun.protocol.signals import SNIFFS, Sniff, alarms
 from twinrun.train import rank
 from twinrun.train.sniff import Sniffer
 
-SLOW, SNIFFS = 2, 8
+SLOW, TIMES = 2, 8
 
 
 class SlowSniffer(Sniffer):
@@ -31,10 +31,10 @@ class SlowSniffer(Sniffer):
 
 def named(job: Job, device: torch.device, *, slow: bool) -> set[tuple[int, str]]:
     """Return the ranks that a run of sniffs names, and the share of time that they took."""
-    file = Path(job.out) / FILE
+    file = Path(job.out) / SNIFFS
     file.unlink(missing_ok=True)
     sniffer = (SlowSniffer if slow and rank.number() == SLOW else Sniffer)(job, device)
-    for step in range(1, SNIFFS + 1):
+    for step in range(1, TIMES + 1):
         sniffer.after_step(step)
     if rank.number():
         return set()

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 from tests.ranks import environment
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.job import Job
-from twinrun.protocol.pulse import FIRST_SECONDS, FOLDER, RankState
+from twinrun.protocol.signals import FIRST_SECONDS, PULSE, RankState
 from twinrun.train.rank import FLOOR_SECONDS, STARTED_FILE, Pulse
 
 SECONDS = 60
@@ -67,7 +67,7 @@ def start(folder: Path, text: str, **fields: object) -> subprocess.Popen[str]:
 
 
 def words(folder: Path, rank: int = 3) -> RankState:
-    return load_json(folder / FOLDER / f"{rank}.json", RankState)
+    return load_json(folder / PULSE / f"{rank}.json", RankState)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_a_rank_that_is_stopped_writes_no_more(tmp_path: Path) -> None:
         time.sleep(1.5)
         os.kill(rank.pid, signal.SIGSTOP)
         time.sleep(0.2)
-        before = (tmp_path / FOLDER / "3.json").stat().st_mtime_ns
+        before = (tmp_path / PULSE / "3.json").stat().st_mtime_ns
         time.sleep(2)
-        assert (tmp_path / FOLDER / "3.json").stat().st_mtime_ns == before
+        assert (tmp_path / PULSE / "3.json").stat().st_mtime_ns == before
         rank.kill()
     found = words(tmp_path)
     assert (found.step, found.operation, found.end) == (2, "forward", None)
@@ -128,7 +128,7 @@ def test_a_rank_is_watched_before_it_reads_or_writes_a_file(tmp_path: Path) -> N
     text = "import os; os.environ['RANK'] = '0'\n" + HANGS.format(hang="pass")
     with start(tmp_path, text) as rank:
         deadline = time.monotonic() + SECONDS
-        while not (tmp_path / FOLDER / "0.json").exists():
+        while not (tmp_path / PULSE / "0.json").exists():
             assert rank.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)

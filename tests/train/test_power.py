@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.train.small import MakeJob
-from twinrun.protocol.power import PowerReading
+from twinrun.protocol.job import PowerReading
 from twinrun.train import power
 from twinrun.train.power import NoPowerError, PowerMeter, sensor_of
 

@@ -13,8 +13,7 @@ from tests.records import PROJECT, plan
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.protocol.evaluation import EvaluationJob, EvaluationResult, GivenModel, ModelScores, TaskScore
-from twinrun.protocol.formulas import FORWARD_SHARE
-from twinrun.protocol.measurements import Series
+from twinrun.protocol.measurements import FORWARD_SHARE, Series
 from twinrun.results.judged import measured_points
 from twinrun.runs.checkpointing import checkpointing_of
 from twinrun.runs.data import demand_documents, given_folder, take_documents

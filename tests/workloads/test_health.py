@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import ROOT
-from twinrun.protocol.health import TEXTFILE, Health, NodeCheck, textfile
+from twinrun.protocol.checks import TEXTFILE, Health, NodeCheck, textfile
 
 NOW = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 HEALTH = Health(

@@ -19,8 +19,8 @@ from tests.ranks import run_ranks
 from twinrun.foundation.manifest import load_json
 from twinrun.manifests.vendor import load_gpus
 from twinrun.protocol.checks import ChecksResult
+from twinrun.protocol.job import PowerReading
 from twinrun.protocol.measurements import Check
-from twinrun.protocol.power import PowerReading
 from twinrun.train.checks import CheckError, UndecidedError
 
 RECIPE = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from twinrun.foundation.files import sha256_of_bytes, sha256_of_file
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import without_credentials
 from twinrun.manifests.stack import LoadedStack, normalise, pins
-from twinrun.protocol.machine import Revision
+from twinrun.protocol.allocation import Revision
 
 # Standard library only: it runs in every environment, whatever is installed there.
 _PROGRAM = """

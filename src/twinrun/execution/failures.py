@@ -16,7 +16,7 @@ from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.manifest import load_json
 from twinrun.foundation.processes import end_of, last_lines
 from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED
-from twinrun.protocol.pulse import FOLDER, RankState, interval
+from twinrun.protocol.signals import PULSE, RankState, interval
 
 # What the interpreter's watchdog writes before the traceback of each thread, the newest call first.
 _HANG = re.compile(r"^Timeout \(\d+:\d\d:\d\d", re.MULTILINE)
@@ -79,7 +79,7 @@ class Pulses:
 
     def __init__(self, folder: Path, *, point: str, here: bool) -> None:
         """Take the folder of a point; `here`: its ranks are processes of this machine."""
-        self._folder, self._point, self._here = folder / FOLDER, point, here
+        self._folder, self._point, self._here = folder / PULSE, point, here
         self._seen: dict[Path, tuple[int, float]] = {}
         self._looked = 0.0
 
@@ -151,7 +151,7 @@ def with_last_words(error: RunError, *, run: Path, point: str) -> RunError:
 
 def rank_states(folder: Path) -> list[RankState]:
     """Return what is known of the ranks of a point, in their order."""
-    written = {file: file.stat().st_mtime for file in (folder / FOLDER).glob("*.json")}
+    written = {file: file.stat().st_mtime for file in (folder / PULSE).glob("*.json")}
     newest = max(written.values(), default=0.0)
     quiet = [(load_json(file, RankState), newest - time) for file, time in written.items()]
     found = [state.model_copy(update={"quiet": seconds}) for state, seconds in quiet]

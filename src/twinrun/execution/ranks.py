@@ -36,7 +36,7 @@ from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.machine.memory import kills_for_memory
 from twinrun.protocol.allocation import Allocation, NodeReport, RankReport
 from twinrun.protocol.job import Job, MetricsLine, Stop
-from twinrun.protocol.metrics_lines import forget as forget_lines
+from twinrun.protocol.job import forget as forget_lines
 
 POLL_SECONDS = 0.1
 METRICS = "metrics.jsonl"

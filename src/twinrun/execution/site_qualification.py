@@ -24,8 +24,7 @@ from twinrun.foundation.processes import end_of, last_lines
 from twinrun.foundation.signatures import SUFFIX, signature_of
 from twinrun.manifests.cluster import LoadedSite, Site
 from twinrun.manifests.vendor import Gpu
-from twinrun.protocol.job import Job
-from twinrun.protocol.proof import ProofResult
+from twinrun.protocol.job import Job, ProofResult
 
 # What the node runs: it says what it is given, then writes the time until it is killed; SIGTERM it ignores.
 _PROGRAM = """

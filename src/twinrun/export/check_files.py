@@ -11,8 +11,7 @@ from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.redaction import cleaned
 from twinrun.foundation.text import without_credentials
-from twinrun.protocol.checks import failed_nodes
-from twinrun.protocol.health import HEALTH_FILE, TEXTFILE, Health, NodeCheck, textfile
+from twinrun.protocol.checks import HEALTH_FILE, TEXTFILE, Health, NodeCheck, failed_nodes, textfile
 from twinrun.protocol.measurements import Check
 from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judged import Judged

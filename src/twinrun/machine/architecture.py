@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from twinrun.foundation.errors import MachineError
 from twinrun.manifests.vendor import Gpu, Vendor
-from twinrun.protocol.machine import Device, Machine
+from twinrun.protocol.allocation import Device, Machine
 
 Version = tuple[int, int]
 

@@ -24,7 +24,7 @@ from twinrun.machine import daemon
 from twinrun.machine.devices import Discovery
 from twinrun.machine.probes import matching_files
 from twinrun.manifests.vendor import Gpu, Vendor
-from twinrun.protocol.machine import Device
+from twinrun.protocol.allocation import Device
 
 # Two ranks that import the framework, and the file cache; an estimate, so that less is only a warning.
 MEMORY_BYTES = 8 * GIB

@@ -12,7 +12,7 @@ from twinrun.foundation.errors import MachineError
 from twinrun.foundation.manifest import Frozen
 from twinrun.machine.probes import ProbedDevice, ProbeTimeoutError, available, parse_output, run_probe
 from twinrun.manifests.vendor import Gpu, Probe, Vendor
-from twinrun.protocol.machine import Device
+from twinrun.protocol.allocation import Device
 
 # Probed over nominal memory: 1.006 (48 GB less error correction) to 1.074 (a GB taken as 2^30 bytes).
 MEMORY_RATIO = (0.97, 1.09)

@@ -12,7 +12,7 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.machine.devices import discover
 from twinrun.manifests.cluster import known_gpus
 from twinrun.manifests.vendor import Vendor, load_vendors, require_vendor
-from twinrun.protocol.machine import Device, Machine
+from twinrun.protocol.allocation import Device, Machine
 
 
 def detect(root: Path, *, vendor: str | None = None) -> Machine:

@@ -13,8 +13,8 @@ from twinrun.manifests.metrics import RATIO, Metric, named_by
 from twinrun.manifests.published import PublishedClaims, Reference
 from twinrun.manifests.restatements import ROUNDING, Restatement, near
 from twinrun.manifests.vendor import Gpu
-from twinrun.protocol.formulas import FORMULAS
 from twinrun.protocol.measurements import Per
+from twinrun.protocol.models import FORMULAS
 
 # Published values are rates, times, shares and sizes in units that people read.
 LARGEST, SMALLEST = 1e12, 1e-12

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
+from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.models.shape import Positive
 
@@ -79,3 +81,58 @@ class MetricsLine(BaseModel):
     point: str
     attempt: str = ""
     """Empty in a line that is nobody's."""
+
+
+def forget(metrics: Path, point: str) -> None:
+    """Drop the lines of `point` and any torn line, so that a point which starts over counts once.
+
+    It reads every line of the file: who knows that a point has none does not call it.
+    """
+    if not metrics.exists():
+        return
+    lines = metrics.read_text(encoding="utf-8", errors="replace").splitlines()
+    kept = [line for line in lines if _is_of_another(line, point)]
+    if len(kept) < len(lines):
+        write_atomically(metrics, "".join(f"{line}\n" for line in kept))
+
+
+def _is_of_another(line: str, point: str) -> bool:
+    try:
+        return MetricsLine.model_validate_json(line).point != point
+    except ValidationError:
+        return False
+
+
+class ProofResult(Result):
+    """What the ranks measured."""
+
+    message_bytes: int
+    seconds: float
+    """Time of one all-reduce, the shortest of several."""
+    ranks: int
+
+    @property
+    def bus_gb_s(self) -> float:
+        """Bytes that each link carries in a second, in GB: 2 (N - 1) / N of the message."""
+        return 2 * (self.ranks - 1) / self.ranks * self.message_bytes / self.seconds / 1e9
+
+
+class PowerReading(Frozen):
+    """The row of a job's GPU; what a sensor measures is a card, which may be several devices."""
+
+    devices_per_card: Positive = 1
+    gpu: str | None = None
+    """Row of images/gpus.toml; null for a card that has none."""
+    clock_mhz: float | None = None
+    """Peak engine clock of that row; null where it names none."""
+
+
+class PowerSource(Frozen):
+    """Where the power of a training comes from."""
+
+    sensor: str | None
+    """Name of the sensor; null where there is no power."""
+    reason: str | None = None
+    """Why there is none."""
+    samples_per_second: Annotated[float, Field(ge=0)] | None = None
+    """Readings of the first rank in a second while steps were timed."""

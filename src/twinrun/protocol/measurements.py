@@ -14,6 +14,12 @@ from pydantic import Field, model_validator
 from twinrun.foundation.manifest import Frozen
 
 Per = Literal["device", "card", "link", "node", "run"]
+# Identifiers of formulas that numbers are named after; those of model FLOP are the families'.
+BUS_BANDWIDTH = "bus-bandwidth/all-reduce"
+"""2 (n - 1) / n times the bytes of a buffer over n ranks, a second, by PERFORMANCE.md of nccl-tests."""
+FORWARD_SHARE = "forward-share/forward-over-wall"
+"""Seconds in forward passes over wall seconds, both of the first rank and summed over tasks. As both have the
+same requests, it is requests a second over those that the forward passes alone would reach."""
 Samples = Annotated[tuple[float, ...], Field(min_length=1)]
 
 

@@ -8,12 +8,11 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.protocol.job import Job, Result
+from twinrun.protocol.job import Job, PowerReading, PowerSource, Result
 from twinrun.protocol.layout import Arithmetic, Layout
 from twinrun.protocol.measurements import Per
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.models.shape import ActivationCheckpointing, Positive
-from twinrun.protocol.power import PowerReading, PowerSource
 
 Sharding = Literal["none", "full"]
 """`none` replicates (DDP); `full` shards parameters, gradients and optimizer state (FSDP)."""

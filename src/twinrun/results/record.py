@@ -12,8 +12,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
 from twinrun.foundation.manifest import Frozen
 from twinrun.planning.plan import Plan
-from twinrun.protocol.allocation import Allocation
-from twinrun.protocol.machine import Revision
+from twinrun.protocol.allocation import Allocation, Revision
 from twinrun.workloads import load_workload
 from twinrun.workloads.workload import PlanPart, PointPart, PointRecord, RankResult
 

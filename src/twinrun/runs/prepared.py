@@ -25,8 +25,8 @@ from twinrun.machine.checks import demand_device_files
 from twinrun.machine.memory import processor_memory
 from twinrun.planning.plan import Plan
 from twinrun.planning.project import Project
+from twinrun.protocol.job import PowerReading
 from twinrun.protocol.model_source import CheckpointModel, FolderModel, RepositoryModel
-from twinrun.protocol.power import PowerReading
 from twinrun.runs.checkpointing import PointCheckpoints, resolved
 from twinrun.runs.data import (
     PREPARE,

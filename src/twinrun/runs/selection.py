@@ -24,8 +24,8 @@ from twinrun.manifests.vendor import Gpu, Vendor, require_vendor
 from twinrun.planning.configuration import differences_of_plan
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
+from twinrun.protocol.allocation import Machine
 from twinrun.protocol.job import Checkpointing
-from twinrun.protocol.machine import Machine
 from twinrun.runs.checkpointing import checkpointing_of
 from twinrun.workloads import load_workload
 from twinrun.workloads.settings import Difference

@@ -15,7 +15,7 @@ from twinrun.foundation.text import number, percent
 from twinrun.planning.plan import Plan
 from twinrun.protocol.allocation import Allocation
 from twinrun.protocol.job import Result
-from twinrun.protocol.sniff import FILE, WINDOW, Sniff, alarms
+from twinrun.protocol.signals import SNIFFS, WINDOW, Sniff, alarms
 from twinrun.results.judged import measured_points
 from twinrun.runs.prepared import Prepared
 from twinrun.runs.progress import Display
@@ -41,7 +41,7 @@ class Nose:
 
     def new(self) -> list[str]:
         """Return, in words, the slow ranks that nobody was told of."""
-        file = self._folder / FILE
+        file = self._folder / SNIFFS
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
         sniffs = [Sniff.model_validate_json(line) for line in lines if line.endswith("\n")]
         found = []

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from twinrun.protocol.job import Job
-from twinrun.protocol.power import PowerReading, PowerSource
+from twinrun.protocol.job import Job, PowerReading, PowerSource
 from twinrun.train import rank
 
 PERIOD_SECONDS = 0.125

@@ -7,8 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from twinrun.protocol.job import Job
-from twinrun.protocol.proof import ProofResult
+from twinrun.protocol.job import Job, ProofResult
 from twinrun.train import device as devices
 from twinrun.train import rank, ranks
 

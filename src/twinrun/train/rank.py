@@ -35,9 +35,8 @@ from twinrun.foundation.manifest import load_json
 from twinrun.foundation.processes import end_with_parent
 from twinrun.foundation.redaction import cleaned
 from twinrun.protocol.allocation import Binding, RankReport
-from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED, STOPPED, STOPPED_FILE, Job, Result, Stop
-from twinrun.protocol.metrics_lines import forget
-from twinrun.protocol.pulse import FIRST_SECONDS, FOLDER, RankState, interval
+from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED, STOPPED, STOPPED_FILE, Job, Result, Stop, forget
+from twinrun.protocol.signals import FIRST_SECONDS, PULSE, RankState, interval
 from twinrun.train import node
 from twinrun.train.binding import bind
 
@@ -238,7 +237,7 @@ class Pulse:
 
     def __init__(self, job: Job) -> None:
         self._seconds, self._every = job.watchdog_seconds, interval(job.world_size)
-        self._file = Path(job.out) / FOLDER / f"{number()}.json"
+        self._file = Path(job.out) / PULSE / f"{number()}.json"
         self._spent: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
         # Now: once a network is gone, names are not resolved any more.
         self._first = _first_address()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from twinrun.protocol.job import Job
-from twinrun.protocol.sniff import FILE, Sniff
+from twinrun.protocol.signals import SNIFFS, Sniff
 from twinrun.train import rank
 from twinrun.train.device import synchronise
 
@@ -64,7 +64,7 @@ class Sniffer:
                 reduce=reduced,
                 seconds=time.perf_counter() - began,
             )
-            with (Path(self._job.out) / FILE).open("a", encoding="utf-8") as stream:
+            with (Path(self._job.out) / SNIFFS).open("a", encoding="utf-8") as stream:
                 stream.write(sniff.model_dump_json() + "\n")
 
     def _multiply(self) -> None:

@@ -17,12 +17,11 @@ from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Gpu
 from twinrun.predict.point import PointPrediction
 from twinrun.protocol.evaluation import DocumentsFile, PackageSource
-from twinrun.protocol.job import Checkpointing, Job, Result
+from twinrun.protocol.job import Checkpointing, Job, PowerReading, Result
 from twinrun.protocol.layout import Precision
 from twinrun.protocol.measurements import Numbers
 from twinrun.protocol.model_source import ModelSource
 from twinrun.protocol.models.shape import Positive
-from twinrun.protocol.power import PowerReading
 from twinrun.protocol.storage import StorageNeed
 from twinrun.protocol.training import DataSource
 from twinrun.workloads.settings import Difference, Factor, Fingerprint, PointSettings, nearest

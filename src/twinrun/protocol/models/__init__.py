@@ -18,6 +18,7 @@ from pydantic import Field
 from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.manifest import read_toml, validate
 from twinrun.protocol.hugging_face import Form
+from twinrun.protocol.measurements import BUS_BANDWIDTH, FORWARD_SHARE
 from twinrun.protocol.models.shape import ModelShape
 
 _MODULES = {
@@ -27,6 +28,8 @@ _MODULES = {
 }
 FAMILIES: dict[str, type[ModelShape]] = {name: module.SHAPE for name, module in _MODULES.items()}
 FORMS: tuple[Form, ...] = tuple(one.FORM for one in _MODULES.values() if hasattr(one, "FORM"))
+FORMULAS = (BUS_BANDWIDTH, FORWARD_SHARE, *(one for shape in FAMILIES.values() for one in shape.formulas))
+"""Identifiers of all formulas that numbers are named after; each family says where its own stand."""
 
 if TYPE_CHECKING:
     AnyShape = ModelShape
@@ -39,7 +42,7 @@ else:
         _union = _union | _one
     AnyShape = Annotated[_union, Field(discriminator="family")]
 
-__all__ = ["FAMILIES", "FORMS", "AnyShape", "ModelShape", "member", "members"]
+__all__ = ["FAMILIES", "FORMS", "FORMULAS", "AnyShape", "ModelShape", "member", "members"]
 
 
 @cache

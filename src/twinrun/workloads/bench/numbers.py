@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from twinrun.foundation.text import GIB, MIB
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.bench import COPY, BenchResult, Call, CallLine, Implementation, largest_error
-from twinrun.protocol.formulas import BUS_BANDWIDTH
-from twinrun.protocol.measurements import Measurement, Numbers, over_time, single
+from twinrun.protocol.measurements import BUS_BANDWIDTH, Measurement, Numbers, over_time, single
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint
 from twinrun.workloads.settings import factor, flat
 from twinrun.workloads.workload import ComparisonTerms, MeasuredPoint, Point, Progress

@@ -14,8 +14,7 @@ from itertools import accumulate
 from twinrun.foundation.text import GIB
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.evaluation import MEAN, EvaluationLine, EvaluationResult, ModelScores
-from twinrun.protocol.formulas import FORWARD_SHARE
-from twinrun.protocol.measurements import Measurement, Numbers, Series, single
+from twinrun.protocol.measurements import FORWARD_SHARE, Measurement, Numbers, Series, single
 from twinrun.protocol.model_source import in_words
 from twinrun.protocol.training import StepMetrics
 from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint

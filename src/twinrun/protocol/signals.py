@@ -1,7 +1,8 @@
-"""A sniff test between the steps of a training, and the rule that names a slow rank; pure arithmetic.
+"""What is heard of ranks while they work: a pulse of each, and sniff tests that name slow ones.
 
-Every rank times the same matrix product, and an exchange with each of its partners. A rank is slow where its
-time stands above the median of all ranks by more than ranks differ anyway, sniff after sniff.
+A pulse is `pulse/RANK.json` in the folder of the point. In a sniff test every rank times the same matrix
+product, and an exchange with each of its partners; a rank is slow where its time stands above the median of
+all ranks by more than ranks differ anyway, sniff after sniff.
 """
 
 from __future__ import annotations
@@ -9,11 +10,47 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from twinrun.foundation.manifest import Frozen
 
-FILE = "sniffs.jsonl"
+PULSE = "pulse"
+# An operation that is done for the first time may compile, read, or wait for a rank that does.
+FIRST_SECONDS = 1800.0
+# So many files are written in a second, whatever the number of ranks.
+WRITES_PER_SECOND = 64
+
+
+def interval(world_size: int) -> float:
+    """Return the seconds between two writes of one rank, which writes whether or not it goes on."""
+    return max(1.0, world_size / WRITES_PER_SECOND)
+
+
+class RankState(Frozen):
+    """One rank, as it says itself."""
+
+    rank: Annotated[int, Field(ge=0)]
+    host: str
+    pid: int
+    step: Annotated[int, Field(ge=0)] = 0
+    """The optimizer step, or case, that it works on; 0 before the first."""
+    operation: str
+    """What it began last."""
+    since: float = 0.0
+    """When it began that, in seconds since 1970 by the clock of its machine."""
+    limit: Annotated[float, Field(gt=0)] = FIRST_SECONDS
+    """Seconds that it may take: then the rank ends itself, and its log has the traceback of each thread."""
+    end: Literal["done"] | None = None
+    """Null while it works, and for ever where its process was ended."""
+    quiet: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds between its last word and the newest of any rank, as the host finds it."""
+    reaches_first: bool | None = None
+    """Whether its machine reaches that of the first rank; null until half of `limit` is over."""
+
+
+SNIFFS = "sniffs.jsonl"
 # A rank must be slower than the median by this share at least, and by so many deviations of the ranks' noise.
 LEAST_EXCESS, DEVIATIONS = 0.05, 9.0
 # As many sniffs must agree, of the newest WINDOW.
