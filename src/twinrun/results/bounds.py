@@ -133,7 +133,7 @@ def _losses(
     for step, value in enumerate(values, start=1):
         # A loss that overshoots comes down within the steps that make a curve.
         over = chance * evidence.overshoot if step <= settled else 0.0
-        lowest, found, allowed = min(lowest, value), value, ""
+        lowest, allowed = min(lowest, value), ""
         if value > (limit := max(over, chance + evidence.above_chance)):
             allowed = f"up to {limit:.4g}"
         # A curve that has hardly fallen yet scatters by as much.
@@ -143,7 +143,7 @@ def _losses(
             allowed = f"below what keeps its fall to {lowest:.4g}"
         if allowed:
             what = f"the {name} of step {step}"
-            yield Finding(kind="bounds", point=point.id, what=what, found=found, allowed=allowed)
+            yield Finding(kind="bounds", point=point.id, what=what, found=value, allowed=allowed)
             return
 
 

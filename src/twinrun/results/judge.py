@@ -145,9 +145,9 @@ def _departures(question: Asked, places: Sequence[Place]) -> Iterator[str]:
         if question.restated and named and set(ids) != set(named):
             yield f"points {', '.join(ids) or 'none'}, published {' and '.join(named)}"
         stated = question.recipe.published.fingerprint_of(claim)
-        for one in question.apart.every:
-            if one.field in stated:
-                yield f"{one.field} {plain(one.found)}, published {plain(one.published)}"
+        for item in question.apart.every:
+            if item.field in stated:
+                yield f"{item.field} {plain(item.found)}, published {plain(item.published)}"
         if question.record.plan.scale == "smoke":
             yield "smoke scale"
         return
@@ -156,6 +156,6 @@ def _departures(question: Asked, places: Sequence[Place]) -> Iterator[str]:
             yield f"{hardware(one.record)} with {one.record.plan.stack}, published {published}"
     if absent := [name for name in claim.values if places and name not in {one.setting for one in places}]:
         yield f"without {claim.setting} {', '.join(absent)}"
-    apart_of = {item.field: item for place in places for item in place.record.differences}
-    for item in apart_of.values():
-        yield f"{item.field} {plain(item.found)}, published {plain(item.published)}"
+    differences = {one.field: one for place in places for one in place.record.differences}
+    for differs in differences.values():
+        yield f"{differs.field} {plain(differs.found)}, published {plain(differs.published)}"

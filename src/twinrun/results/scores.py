@@ -179,36 +179,34 @@ def compare_scores(pairs: Mapping[str, Sequence[Pair]], *, margin: float) -> Sco
     together, alone = (NormalDist().inv_cdf(1 - ERROR_RATE / count) for count in (1, len(pairs)))
     spread = {task: _spread(found) for task, found in pairs.items()}
 
-    def difference(task: str, found: Sequence[Pair], a: float, b: float, ends: Pair) -> ScoreDifference:
-        better = (sum(a > b for a, b in found), sum(b > a for a, b in found))
-        outcome: Equivalence = "undecided"
-        if -margin < ends[0] and ends[1] < margin:
-            outcome = "equivalent"
-        elif ends[0] > margin or ends[1] < -margin:
-            outcome = "different"
-        return ScoreDifference(
-            task=task,
-            documents=len(found),
-            a=a,
-            b=b,
-            a_better=better[0],
-            b_better=better[1],
-            low=ends[0],
-            high=ends[1],
-            outcome=outcome,
-        )
-
-    tasks = []
-    for task, found in sorted(pairs.items()):
-        centre, error = spread[task]
-        means = (fmean(one) for one in zip(*found, strict=True))
-        tasks.append(difference(task, found, *means, (centre - alone * error, centre + alone * error)))
+    tasks = tuple(
+        _difference(task, found, spread[task][0], alone * spread[task][1], margin)
+        for task, found in sorted(pairs.items())
+    )
     centre = fmean(one for one, _ in spread.values())
     half = together * math.hypot(*(error for _, error in spread.values())) / len(pairs)
     every = [pair for found in pairs.values() for pair in found]
-    means = (fmean(one.a for one in tasks), fmean(one.b for one in tasks))
-    mean = difference(MEAN, every, *means, (centre - half, centre + half))
-    return ScoreComparison(margin=margin, tasks=tuple(tasks), mean=mean)
+    means = {"a": fmean(one.a for one in tasks), "b": fmean(one.b for one in tasks)}
+    mean = _difference(MEAN, every, centre, half, margin).model_copy(update=means)
+    return ScoreComparison(margin=margin, tasks=tasks, mean=mean)
+
+
+def _difference(
+    task: str, pairs: Sequence[Pair], centre: float, half: float, margin: float
+) -> ScoreDifference:
+    low, high = centre - half, centre + half
+    outcome: Equivalence = "different" if low > margin or high < -margin else "undecided"
+    return ScoreDifference(
+        task=task,
+        documents=len(pairs),
+        a=fmean(a for a, _ in pairs),
+        b=fmean(b for _, b in pairs),
+        a_better=sum(a > b for a, b in pairs),
+        b_better=sum(b > a for a, b in pairs),
+        low=low,
+        high=high,
+        outcome="equivalent" if -margin < low and high < margin else outcome,
+    )
 
 
 def _spread(pairs: Sequence[Pair]) -> tuple[float, float]:
@@ -246,10 +244,10 @@ def judge_scores(claim: ScoreDifferenceClaim, found: ScoreComparison, *, rules: 
         name="subject", met=False, seen="files of scores do not say what the models were trained on"
     )
     if other := claim.rules and dict(rules) != claim.rules:
-        used, asked = (
+        used, stated = (
             ", ".join(f"{task} {rule}" for task, rule in sorted(of.items())) for of in (rules, claim.rules)
         )
-        seen = f"tasks and rules are {used}, published {asked}"
+        seen = f"tasks and rules are {used}, published {stated}"
         as_published = Condition(name="configuration", met=False, seen=seen)
     verdict = Verdict(
         claim=claim.id,

@@ -57,7 +57,7 @@ def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Jud
     known_stacks = [*stacks.current.values(), *stacks.also, *stacks.published]
     whole = [one.words for one in record.refusals]
     version, names = loaded.recipe.version, [loaded.recipe.name]
-    asked = (
+    asked: tuple[tuple[str, str, object, list[Any]], ...] = (
         ("plan.recipe", "a record of another recipe", plan.recipe, names),
         ("plan.recipe_version", "a record of another version of the recipe", plan.recipe_version, [version]),
         ("evidence", "a record that was not sent in", record.record.evidence, [SENT_IN]),
