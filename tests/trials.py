@@ -55,6 +55,13 @@ FULL_DISK = Trials(
     nightly=40,
     seed=26,
 )
+HICCUPS = Trials(
+    fault="an error of the file system, or a short read, in a save, a load or a verification of a checkpoint",
+    promise="goes on, or stops with exit 5; nothing is put aside or lost",
+    change=60,
+    nightly=500,
+    seed=27,
+)
 PICKLES = Trials(
     fault="a pickle in place of each file that a run loads",
     promise="not executed",
@@ -77,5 +84,6 @@ ALL = (
     DAMAGED_CHECKPOINT,
     DAMAGED_DATA,
     FULL_DISK,
+    HICCUPS,
     PICKLES,
 )

@@ -13,9 +13,8 @@ from typing import Any, cast
 import pytest
 
 from tests.checkpoints.writing import write
-from twinrun.checkpoints.folder import FolderStore
+from twinrun.checkpoints.folder import DamagedError, FolderStore
 from twinrun.checkpoints.safetensors import Entry, header_of, parse_header
-from twinrun.checkpoints.store import DamagedError
 from twinrun.cli.checkpoint import checkpoint
 
 FILE = "step-00000004/rank-00000.safetensors"
@@ -143,17 +142,6 @@ def test_the_newest_checkpoint_of_another_run_is_named(
     shutil.copy(other / "latest.json", place)
     wrong = verified(place, capsys)[6]
     assert "manifest.json:seed: of another run\n  found: 18\n  allowed: 17, that of step 4" in wrong
-
-
-def test_a_checkpoint_from_another_try_of_the_same_run_is_named(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = FolderStore(tmp_path / "other")
-    write(store, step=6, token=store.claim("run"))
-    shutil.rmtree(place / NEWEST)
-    shutil.copytree(tmp_path / "other" / NEWEST, place / NEWEST)
-    shutil.copy(tmp_path / "other" / "latest.json", place)
-    assert "does not go on from the checkpoint before it" in verified(place, capsys)[6]
 
 
 def test_a_save_that_was_cut_off_before_the_pointer_is_good(

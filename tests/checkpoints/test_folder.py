@@ -11,12 +11,11 @@ from typing import Literal
 import pytest
 
 from tests.checkpoints.writing import VALUES, write
-from twinrun.checkpoints.folder import FolderStore, _File
-from twinrun.checkpoints.manifest import Chunk
-from twinrun.checkpoints.parts import parts_for, read_part, whole_of
-from twinrun.checkpoints.safetensors import Entry, parse_header
-from twinrun.checkpoints.store import DamagedError
-from twinrun.checkpoints.verification import TensorReader, entry_of, read_manifest, retire, verify
+from twinrun.checkpoints.conversion import TensorReader
+from twinrun.checkpoints.folder import DamagedError, FolderStore
+from twinrun.checkpoints.parts import Box, parts_for
+from twinrun.checkpoints.safetensors import parse_header
+from twinrun.checkpoints.verification import read_manifest, retire, verify
 from twinrun.cli.checkpoint import checkpoint
 from twinrun.foundation.errors import InputError, RunError, TwinrunError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
@@ -84,24 +83,13 @@ def test_a_place_is_verified(store: FolderStore, capsys: pytest.CaptureFixture[s
 
 def test_parts_of_ranks_become_one_tensor(store: FolderStore) -> None:
     manifest = verify(store, 6)
-    assert TensorReader(store, manifest, ["model.weight"]).read("model.weight") == VALUES
-
-
-def test_a_disk_that_cannot_read_is_damage(store: FolderStore) -> None:
-    with Path("/proc/self/mem").open("rb", buffering=0) as stream:
-        # Nothing is mapped at its begin: the kernel answers as a disk does with a bad sector.
-        source = _File(stream, place="a file")
-        with pytest.raises(DamagedError, match="cannot be read") as caught:
-            source.read_into(memoryview(bytearray(12)), 0)
-    assert caught.value.found == "Input/output error at byte 0"
+    assert TensorReader(store, manifest).read("model.weight").tobytes() == VALUES
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"dtype": "F9"}, "no such type"),
-        ({"holders": [[1, 0]]}, "ends before it begins"),
-        ({"holders": [[0, 1], [1, 1]]}, "not ascending"),
         ({"holders": [[0, 2]]}, "is in part 2 of 2"),
     ],
 )
@@ -113,54 +101,21 @@ def test_an_index_of_no_tensor_is_damage(store: FolderStore, change: dict[str, o
     assert said in str(caught.value.found)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"shape": [6]}, "other dimensions"),
-        ({"shape": [1, 3]}, "lies outside"),
-        ({"shape": [3, 3]}, "do not make up"),
-        ({"holders": [[0, 0]]}, "where the index has none"),
-    ],
-)
-def test_parts_that_do_not_fit_to_the_index_are_damage(
-    store: FolderStore, change: dict[str, object], said: str
-) -> None:
-    _rewrite_index(store, change)
-    with pytest.raises(DamagedError, match=said) as caught:
+def test_parts_that_do_not_fit_to_the_index_are_damage(store: FolderStore) -> None:
+    _rewrite_index(store, {"shape": [3, 3]})
+    with pytest.raises(DamagedError, match="do not make up") as caught:
         verify(store, 6)
     assert "model.weight" in str(caught.value.place)
+    changed = read_manifest(store, 6)
+    with pytest.raises(DamagedError, match="do not make up"):
+        parts_for(store, changed, {"model.weight": [Box.at((0, 0), (3, 3))]})
 
 
-def _rewrite_index(store: FolderStore, change: dict[str, object], parts: object = None) -> None:
+def _rewrite_index(store: FolderStore, change: dict[str, object]) -> None:
     content = json.loads(verify(store, 6).text())["content"]
     content["tensors"]["model.weight"] |= change
-    content["parts"] = parts or content["parts"]
     sealed = {"content": content, "sha256": sha256_of_bytes(canonical_json(content).encode())}
     Path(store.file(6, "manifest.json")).write_bytes(canonical_json(sealed).encode())
-
-
-def test_two_parts_at_one_offset_are_damage(store: FolderStore) -> None:
-    """As many elements as the tensor has, but half of them twice."""
-    manifest = verify(store, 6)
-    second = read_part(store, manifest, 1)
-    (chunk,) = second.tensors["model.weight"]
-    moved = chunk.model_copy(update={"offsets": (0, 0)})
-    text = second.model_copy(update={"tensors": {"model.weight": (moved,)}}).text()
-    stored = manifest.parts[1].model_copy(
-        update={"description_bytes": len(text), "sha256": sha256_of_bytes(text)}
-    )
-    parts = [one.model_dump() for one in (manifest.parts[0], stored)]
-    _rewrite_index(store, {}, parts)
-    Path(store.file(6, stored.description)).write_bytes(text)
-    with pytest.raises(DamagedError, match="parts overlap"):
-        verify(store, 6)
-    changed = read_manifest(store, 6)
-    for read in (
-        lambda: parts_for(store, changed, {"model.weight": [whole_of(changed.tensors["model.weight"])]}),
-        lambda: TensorReader(store, changed, ["model.weight"]).read("model.weight"),
-    ):
-        with pytest.raises(DamagedError, match="parts overlap"):
-            read()
 
 
 @pytest.mark.parametrize(
@@ -177,13 +132,6 @@ def test_a_header_of_no_tensor_is_damage(described: dict[str, object]) -> None:
     text = json.dumps({"a": {"dtype": "F32"} | described}).encode()
     with pytest.raises(DamagedError, match="no safetensors header"):
         parse_header(len(text).to_bytes(8, "little") + text, place="a file")
-
-
-def test_a_tensor_that_ends_after_its_file_is_refused_before_it_takes_memory(store: FolderStore) -> None:
-    entry = Entry(name="model.weight@0,0", dtype="F32", shape=(1 << 50, 3))
-    chunk = Chunk(key=entry.name, offsets=(0, 0), sizes=entry.shape, sha256="0" * 64)
-    with store.open(6, FILE) as source, pytest.raises(DamagedError, match="ends after the file"):
-        entry_of(chunk, {entry.name: entry}, source, place=FILE)
 
 
 def test_a_run_that_another_has_replaced_is_told_so_at_every_step(tmp_path: Path) -> None:
@@ -213,13 +161,13 @@ def test_a_place_that_is_gone_is_named(store: FolderStore) -> None:
     assert not Path(store.place).exists()
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [2, 4])
 def test_another_format_is_refused(store: FolderStore, version: int) -> None:
     manifest = verify(store, 6).model_copy(update={"format": version})
     Path(store.file(6, "manifest.json")).write_bytes(manifest.text())
     with pytest.raises(InputError, match="another format") as caught:
         verify(store, 6)
-    assert (caught.value.found, caught.value.allowed) == (version, 2)
+    assert (caught.value.found, caught.value.allowed) == (version, 3)
 
 
 @pytest.mark.parametrize("action", ["verify", "list", "convert"])

@@ -109,9 +109,9 @@ def test_a_signature_for_another_purpose_is_refused(record: Path, key: Path) -> 
     [
         (
             'valid-before="20200101"',
-            "the key that signed is not valid today\n  found: line 1: key has expired",
+            "the key was not valid when it signed\n  found: line 1: key has expired",
         ),
-        ('valid-after="20900101"', "not valid today\n  found: line 1: key is not yet valid"),
+        ('valid-after="20900101"', "not valid when it signed\n  found: line 1: key is not yet valid"),
         ('namespaces="git"', "the key of ada@example.org may not sign this"),
         ('nonsense="1"', "signers: not a line of a signer\n  found: line 1: bad options"),
     ],

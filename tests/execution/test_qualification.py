@@ -175,8 +175,12 @@ def test_a_node_is_measured_and_its_file_is_signed(
     assert found.cold_start_s is not None
     assert (found.facts.resolved, found.left_after_cancel) == (True, leaves)
     file = qualification_file(site)
-    digest = sha256_of_bytes(file.read_bytes())
-    assert "signed with the key" in signed_by(digest, Path(f"{file}.sig"), signers=tmp_path / "signers")
+
+    def signer() -> str:
+        digest, signature = sha256_of_bytes(file.read_bytes()), Path(f"{file}.sig").read_text()
+        return signed_by(digest, signature, place="sig", signers=tmp_path / "signers")
+
+    assert "signed with the key" in signer()
     assert qualification_of(site) == found
     rows = {one.name: one for one in check_site(ROOT, site).checks}
     few = len(os.sched_getaffinity(0)) < 8
@@ -187,4 +191,4 @@ def test_a_node_is_measured_and_its_file_is_signed(
     assert qualification_of(changed) is None
     file.write_text(file.read_text(encoding="utf-8").replace('"cores"', '"cores" '), encoding="utf-8")
     with pytest.raises(InputError, match="the signature does not match"):
-        signed_by(sha256_of_bytes(file.read_bytes()), Path(f"{file}.sig"), signers=tmp_path / "signers")
+        signer()

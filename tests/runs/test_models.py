@@ -14,9 +14,9 @@ from tests.records import PROJECT
 from tests.runs import test_download
 from tests.runs.test_download import COMMIT, Hub, endpoint
 from twinrun.checkpoints.folder import FolderStore
-from twinrun.checkpoints.hugging_face.model_folder import digest_of_folder
-from twinrun.checkpoints.hugging_face.tokenizer import BYTES
+from twinrun.checkpoints.model_folder import digest_of_folder
 from twinrun.checkpoints.safetensors import Entry, header_of
+from twinrun.checkpoints.tokenizer import BYTES
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.protocol.model_source import CheckpointModel, FolderModel, ModelSource, RepositoryModel
 from twinrun.runs.models import demand_model, fetch_model, model_folder

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from twinrun.checkpoints.hugging_face.tokenizer import BYTES, tokenizer_files
+from twinrun.checkpoints.tokenizer import BYTES, tokenizer_files
 from twinrun.protocol.evaluation import EvaluationJob, NamedTask, Sample
 
 VOCABULARY, SEQUENCE = 320, 192

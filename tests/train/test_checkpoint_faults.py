@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -14,13 +15,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.checkpoints.hiccups import failing
 from tests.train.checkpoint_jobs import digests, saving, start
 from tests.train.checkpoint_run import train
 from tests.train.damage import DATA_PLACES, PROTOCOLS, QUICK_PROTOCOLS, Attack, damage
 from tests.train.small import STEPS, MakeJob
 from tests.trials import DAMAGED_CHECKPOINT, FULL_DISK, PICKLES
-from twinrun.checkpoints.folder import FolderStore
-from twinrun.checkpoints.store import DamagedError
+from twinrun.checkpoints.folder import DamagedError, FolderStore, UnreachableError
 from twinrun.checkpoints.verification import verify
 from twinrun.foundation.errors import RunError
 from twinrun.protocol.training import TrainingJob
@@ -150,7 +151,7 @@ assert (len(PLACES) + len(DATA_PLACES)) * len(QUICK_PROTOCOLS) == PICKLES.change
     ("name", "said"),
     [
         (f"{NEWEST}/rank-00000.safetensors", "no regular file\n  found: a pipe"),
-        (f"{NEWEST}/manifest.json", "cannot be read\n  found: a pipe"),
+        (f"{NEWEST}/manifest.json", "no regular file\n  found: a pipe"),
         (f"{NEWEST}/extra", "no regular file\n  found: a pipe"),
         ("step-٠٠٠٠٠٠٠٢", "no name of a checkpoint"),
         ("latest.json", "going on after"),
@@ -172,6 +173,24 @@ def test_a_run_goes_on_without_waiting_for_a_pipe(
     shown = capsys.readouterr().err
     assert said in shown
     assert (place / "quarantine" / NEWEST).is_dir() == ("put aside" in shown) == (NEWEST in name)
+
+
+@pytest.mark.parametrize("times", [1, 1 << 30])
+def test_a_file_server_that_is_away_damages_nothing(
+    saved_alone: tuple[TrainingJob, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], times: int
+) -> None:
+    place = tmp_path / "place"
+    shutil.copytree(saved_alone[1], place)
+    job, before = saving(saved_alone[0], place), digests(place, STEPS)
+    with failing(place, errno.ESTALE, calls=("open", "preadv"), first=4, times=times):
+        if times == 1:
+            train(job, read_corpus(Path(job.data)))
+            assert f"going on after step {STEPS}" in capsys.readouterr().err
+        else:
+            with pytest.raises(UnreachableError, match="Stale file handle"):
+                train(job, read_corpus(Path(job.data)))
+    assert not (place / "quarantine").exists()
+    assert digests(place, STEPS) == before
 
 
 LIMITS = (100, 1500, 3000, 5000)
@@ -196,7 +215,8 @@ def test_a_full_disk_leaves_the_checkpoint_before(
     if set(ended.statuses) == {0}:
         assert limit > max(file.stat().st_size for file in (place / NEWEST).iterdir())
     else:
-        assert "cannot write: File too large" in ended.said
+        assert "the file system refused: File too large" in ended.said
+        assert 5 in ended.statuses
         assert " bytes are free" in ended.said
     assert digests(place, STEPS - 2) == before
     assert not list(place.glob(".step-*"))

@@ -24,8 +24,8 @@ from tests.train.evaluation_families import evaluate_each
 from tests.train.made_models import MODULES, SEQUENCE, SIZES, VOCABULARY, job_at, model_at, samples_of
 from tests.train.small import MakeJob, launch
 from twinrun.checkpoints.folder import FolderStore
-from twinrun.checkpoints.hugging_face.model_folder import digest_of_folder
-from twinrun.checkpoints.hugging_face.tokenizer import BYTES
+from twinrun.checkpoints.model_folder import digest_of_folder
+from twinrun.checkpoints.tokenizer import BYTES
 from twinrun.checkpoints.verification import read_manifest
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.train.made_models import SEQUENCE, VOCABULARY, job_at, samples_of
 from tests.train.small import MakeJob, documents
-from twinrun.checkpoints.hugging_face.model_folder import digest_of_folder
+from twinrun.checkpoints.model_folder import digest_of_folder
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.protocol.evaluation import EvaluationJob, GivenModel, ModelScores
 from twinrun.protocol.job import Checkpointing
@@ -106,6 +107,11 @@ def weights_outside(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": mapped}))
 
 
+def moved_tokenizer(folder: Path) -> Path:
+    """Put another tokenizer beside the one that is hashed."""
+    return shutil.copy(folder / "tokenizer.json", folder / "tokenizer.4.0.0.json")
+
+
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no-config": (lambda one: without(one, "config.json"), "no config.json"),
     "no-safetensors": (lambda one: without(one, "model.safetensors"), r"no \*.safetensors"),
@@ -127,8 +133,18 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         )
         for value in ("__class__", 3)
     },
-    "other-weights": (other_weights, "config.json:transformers_weights: weights or code of another place"),
-    "weights-outside": (weights_outside, "weight_map: weights of another place"),
+    "other-weights": (other_weights, "config.json:transformers_weights: .* of another place"),
+    "weights-outside": (weights_outside, "weight_map: .* of another place"),
+    "tokenizer-outside": (
+        lambda one: changed_config(one, "tokenizer_config.json", tokenizer_file=str(moved_tokenizer(one))),
+        "tokenizer_config.json:tokenizer_file: .* of another place",
+    ),
+    "tokenizer-of-a-version": (
+        lambda one: changed_config(
+            one, "tokenizer_config.json", fast_tokenizer_files=[moved_tokenizer(one).name]
+        ),
+        "tokenizer_config.json:fast_tokenizer_files.0: .* of another place",
+    ),
     "attention": (
         lambda one: changed_config(one, "config.json", _attn_implementation="x/y"),
         "another place",

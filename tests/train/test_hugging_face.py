@@ -19,10 +19,9 @@ from tests.checkpoints.writing import write
 from tests.train.checkpoint_jobs import saving
 from tests.train.small import SHAPE as MPT_SHAPE
 from tests.train.small import MakeJob
-from twinrun.checkpoints.folder import FolderStore
-from twinrun.checkpoints.hugging_face.writing import turned
-from twinrun.checkpoints.store import DamagedError
-from twinrun.checkpoints.verification import TensorReader, verify
+from twinrun.checkpoints.conversion import TensorReader
+from twinrun.checkpoints.folder import DamagedError, FolderStore
+from twinrun.checkpoints.verification import verify
 from twinrun.cli.checkpoint import checkpoint
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.llama import LlamaShape
@@ -111,8 +110,8 @@ def weights(place: Path | str, step: int) -> dict[str, bytes]:
     store = FolderStore(Path(place))
     manifest = verify(store, step)
     names = [name for name in manifest.tensors if name.startswith("model.")]
-    reader = TensorReader(store, manifest, names)
-    return {name: bytes(reader.read(name)) for name in names}
+    reader = TensorReader(store, manifest)
+    return {name: reader.read(name).tobytes() for name in names}
 
 
 def test_transformers_computes_the_same_logits(saved: tuple[Any, TrainingJob], converted: Path) -> None:
@@ -154,15 +153,9 @@ def test_a_run_begins_from_converted_weights(
         session(saving(other, tmp_path / "other", source=str(source)), fresh, corpus).resume()
 
 
-def test_a_flipped_bit_is_found_on_the_way_back(converted: Path, tmp_path: Path) -> None:
+def test_a_cut_file_is_found_on_the_way_back(converted: Path, tmp_path: Path) -> None:
     file = converted / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-5] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(DamagedError, match="was changed since it was converted"):
-        convert(converted, tmp_path / "back")
-    assert not FolderStore(tmp_path / "back").steps()
-    file.write_bytes(content[:-1])
+    file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(DamagedError, match="another size"):
         convert(converted, tmp_path / "back")
 
@@ -227,13 +220,3 @@ def test_nothing_is_overwritten(saved: tuple[Any, TrainingJob], converted: Path,
         convert(place, converted)
     with pytest.raises(InputError, match="checkpoints are here already"):
         convert(converted, Path(place))
-
-
-@pytest.mark.parametrize("item", [1, 2, 4, 8])
-def test_a_matrix_is_transposed(item: int) -> None:
-    rows, columns = 3, 5
-    data = bytes(range(rows * columns * item))
-    whole = [data[at * item :][:item] for at in range(rows * columns)]
-    expected = b"".join(whole[row * columns + column] for column in range(columns) for row in range(rows))
-    assert turned(data, (rows, columns), item) == expected
-    assert turned(expected, (columns, rows), item) == data

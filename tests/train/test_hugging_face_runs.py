@@ -21,10 +21,10 @@ from tokenizers.models import BPE
 from tests.checkpoints.writing import write
 from tests.train.checkpoint_jobs import saving
 from tests.train.small import LAYOUTS, MakeJob, launch
+from twinrun.checkpoints.conversion import TensorReader, _form_of
 from twinrun.checkpoints.folder import FolderStore
-from twinrun.checkpoints.hugging_face.families import form_of
-from twinrun.checkpoints.hugging_face.tokenizer import BYTES, END_OF_TEXT, SEPARATOR, tokenizer_files
-from twinrun.checkpoints.verification import TensorReader, verify
+from twinrun.checkpoints.tokenizer import BYTES, END_OF_TEXT, SEPARATOR, tokenizer_files
+from twinrun.checkpoints.verification import verify
 from twinrun.cli.checkpoint import checkpoint
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_bytes
@@ -78,10 +78,10 @@ def trained(place: Path, shape: Any, training: Any) -> Any:
     store = FolderStore(place)
     manifest = verify(store, STEPS)
     model = family_of(shape).build(shape, training=training)
-    reader = TensorReader(store, manifest, [f"model.{name}" for name, _ in model.named_parameters()])
+    reader = TensorReader(store, manifest)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            found = torch.frombuffer(reader.read(f"model.{name}"), dtype=torch.float32)
+            found = torch.from_numpy(reader.read(f"model.{name}").view("f4"))
             parameter.copy_(found.view(parameter.shape))
     return model.eval()
 
@@ -169,7 +169,7 @@ def test_every_family_has_a_form_or_is_refused_by_name(tmp_path: Path) -> None:
         shape = SHAPES.get(form.family)
         if shape:
             identity = {f"shape.{name}": str(value) for name, value in shape.model_dump().items()}
-            found, sizes = form_of(identity, place="here")
+            found, sizes = _form_of(identity, place="here")
             assert found is form
             shapes = {pair.ours: pair.shape for pair in form.pairs(sizes)}
             assert sum(int(np.prod(one)) for one in shapes.values()) == shape.parameters()

@@ -25,7 +25,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from tests.train.small import documents
-from twinrun.checkpoints.hugging_face.tokenizer import END_OF_TEXT, SEPARATOR
+from twinrun.checkpoints.tokenizer import END_OF_TEXT, SEPARATOR
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import FORMS, DataSource
 from twinrun.train.corpus import Origin, Tokens, read_corpus, write_corpus

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import pairwise
-from typing import Annotated, Self
+from typing import Annotated, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
+from twinrun.checkpoints.folder import DamagedError
 from twinrun.checkpoints.safetensors import ITEM_BYTES
-from twinrun.checkpoints.store import DamagedError
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import canonical_json, parse_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
 
-FORMAT = 2
+FORMAT = 3
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 # Products and sums of sizes are kept as eight bytes.
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+Described = TypeVar("Described", bound=Frozen)
 
 
 class Chunk(Frozen):
@@ -78,15 +78,7 @@ class StoredTensor(Frozen):
     def _is_a_tensor(self) -> Self:
         if self.dtype not in ITEM_BYTES:
             raise ValueError(f"no such type: {self.dtype}")
-        if any(first > last for first, last in self.holders):
-            raise ValueError("a row of holders ends before it begins")
-        if any(before[1] >= after[0] for before, after in pairwise(self.holders)):
-            raise ValueError("holders are not ascending")
         return self
-
-    def held_by(self, number: int) -> bool:
-        """Say whether part `number` holds some of the tensor."""
-        return any(first <= number <= last for first, last in self.holders)
 
     def numbers(self) -> Iterator[int]:
         """Yield the numbers of the parts that hold some of the tensor."""
@@ -103,9 +95,7 @@ class CheckpointManifest(Frozen):
     samples: Count
     """Sequences that were read, over all epochs: the position in the data."""
     token: Count
-    """Which of the runs that wrote to this place wrote it, see `Store.claim`."""
-    previous: Digest | None
-    """Digest of the manifest before this one."""
+    """Which of the runs that wrote to this place wrote it, see `FolderStore.claim`."""
     identity: dict[str, str]
     """What decides the loss: model, data, its order, optimizer. A run with another one cannot go on."""
     layout: dict[str, str]
@@ -118,8 +108,8 @@ class CheckpointManifest(Frozen):
         if len({"manifest", *(part.name for part in self.parts)}) != len(self.parts) + 1:
             raise ValueError("two files have one name")
         for name, tensor in self.tensors.items():
-            if tensor.holders and tensor.holders[-1][1] >= len(self.parts):
-                raise ValueError(f"{name} is in part {tensor.holders[-1][1]} of {len(self.parts)}")
+            if (last := max((last for _, last in tensor.holders), default=-1)) >= len(self.parts):
+                raise ValueError(f"{name} is in part {last} of {len(self.parts)}")
         return self
 
     @property
@@ -134,7 +124,7 @@ class CheckpointManifest(Frozen):
         return canonical_json({"content": content, "sha256": digest}).encode()
 
     def digest(self) -> str:
-        """Return the digest that the next manifest names."""
+        """Return the digest that says which checkpoint it is."""
         return sha256_of_bytes(self.text())
 
 
@@ -153,21 +143,21 @@ def parse_manifest(text: bytes, *, place: str) -> CheckpointManifest:
         raise DamagedError("no manifest of a checkpoint", place=place, found=repr(error)) from None
     if found != stated:
         raise DamagedError("the manifest was changed", place=place, found=found, allowed=stated)
-    if isinstance(content, dict) and content.get("format") != FORMAT:
+    if isinstance(content, dict) and (version := content.get("format")) != FORMAT:
         hint = "the version of twinrun that saved it goes on from it; convert its weights with that one"
-        raise InputError(
-            "a checkpoint of another format",
-            place=place,
-            found=content.get("format"),
-            allowed=FORMAT,
-            hint=hint,
-        )
+        message = "a checkpoint of another format"
+        raise InputError(message, place=place, found=version, allowed=FORMAT, hint=hint)
+    manifest = parse_described(json.dumps(content), CheckpointManifest, place=place)
+    if manifest.text() != text:
+        raise DamagedError("the manifest was changed", place=place, found="another form", allowed="canonical")
+    return manifest
+
+
+def parse_described(text: str | bytes, kind: type[Described], *, place: str) -> Described:
+    """Return what `text` says; raises DamagedError where a key of it is none of that kind."""
     try:
-        manifest = CheckpointManifest.model_validate_json(json.dumps(content))
+        return kind.model_validate_json(text)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         where = f"{place}:{'.'.join(map(str, fault['loc']))}"
         raise DamagedError("no manifest of a checkpoint", place=where, found=fault["msg"]) from None
-    if manifest.text() != text:
-        raise DamagedError("the manifest was changed", place=place, found="another form", allowed="canonical")
-    return manifest

@@ -2,7 +2,7 @@
 
 The package of that name cannot do it: it takes whole tensors in memory or a file on a disk, does not tell
 where in the file a tensor begins, and reads no bf16 without torch. Here parts of tensors are hashed while
-they are written, and read by their range of bytes, from an object store too.
+they are written, and read by their range of bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from twinrun.checkpoints.store import DamagedError
+from twinrun.checkpoints.folder import DamagedError
 from twinrun.foundation.files import parse_json
 
 # Bytes of an element, by the name that the format has for its type.
@@ -91,12 +91,6 @@ def parse_header(header: bytes, *, place: str) -> dict[str, Entry]:
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DamagedError("no safetensors header", place=place, found=repr(error)) from None
     return entries
-
-
-def metadata_of(header: bytes) -> dict[str, str]:
-    """Return what a header, which `parse_header` takes, says beside its tensors."""
-    found = parse_json(header[LENGTH_BYTES:]).get(METADATA)
-    return found if isinstance(found, dict) else {}
 
 
 def _entry(name: str, described: dict[str, object], start: int) -> Entry:

@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from twinrun.checkpoints.folder import FolderStore
-from twinrun.checkpoints.hugging_face.reading import is_folder_of_weights, read_folder
-from twinrun.checkpoints.hugging_face.tokenizer import FILE as TOKENIZER
-from twinrun.checkpoints.hugging_face.writing import write_folder
+from twinrun.checkpoints.conversion import read_folder, write_folder
+from twinrun.checkpoints.folder import MANIFEST, SIGNATURE, DamagedError, FolderStore
 from twinrun.checkpoints.manifest import CheckpointManifest
-from twinrun.checkpoints.store import MANIFEST, SIGNATURE, DamagedError
-from twinrun.checkpoints.verification import broken_links, read_manifest, signature_at, verify
+from twinrun.checkpoints.model_folder import CONFIG
+from twinrun.checkpoints.tokenizer import FILE as TOKENIZER
+from twinrun.checkpoints.verification import faults_between, read_manifest, signature_at, verify
 from twinrun.cli.console import Shown, demand_with
 from twinrun.foundation.cache import project_root
 from twinrun.foundation.errors import InputError, TwinrunError
@@ -103,7 +102,7 @@ def _convert(place: str, step: int | None, out: str | None, tokenizer: str | Non
     """Write what lies at `place` in the other format and return where: which one it has is seen there."""
     if out is None:
         raise InputError("a conversion needs a place to write", place="--out", hint="--out FOLDER")
-    if is_folder_of_weights(Path(place)):
+    if (Path(place) / CONFIG).is_file():
         if step is not None:
             raise InputError("weights of transformers have no steps", place="--step", found=step)
         if tokenizer is not None:
@@ -139,11 +138,12 @@ def _rows(store: FolderStore, steps: list[int], *, complete: bool, whole: bool) 
     for step in steps:
         try:
             manifests[step] = verify(store, step) if complete else read_manifest(store, step)
-        except TwinrunError as error:
+        except (DamagedError, InputError) as error:
             faults[step] = error
     if whole and complete:
         # A damaged checkpoint is named by its files, and not by how it fits to the others.
-        faults = broken_links(store, manifests) | faults
+        good_ones = [manifest for manifest in manifests.values() if manifest]
+        faults = dict(faults_between(store, good_ones)) | faults
     good: dict[int | str, dict[str, object]] = {
         step: {"step": step, "damage": None, "verified": complete, **_facts(manifest)}
         for step, manifest in manifests.items()

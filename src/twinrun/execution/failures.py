@@ -12,10 +12,10 @@ from pathlib import Path
 
 from twinrun.execution.engine import log_folder, point_folder
 from twinrun.execution.launchers import Culprit, RankPlacement, node_logs
-from twinrun.foundation.errors import MachineError, RunError
+from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.foundation.manifest import load_json
 from twinrun.foundation.processes import end_of, last_lines
-from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED
+from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED, STOPPED
 from twinrun.protocol.signals import PULSE, RankState, interval
 
 # What the interpreter's watchdog writes before the traceback of each thread, the newest call first.
@@ -40,10 +40,11 @@ def failure_of(
     culprit: CulpritReader,
     status: int,
     kills: int | None = None,
-) -> RunError | MachineError | None:
+) -> TwinrunError | None:
     """Return what to say of a launch that ended with `status`; None where a device ran out of memory.
 
-    A rank whose machine refused something, such as a full disk, is an error of the machine.
+    A rank whose machine refused something is an error of the machine; one whose file system does not answer
+    was stopped, and goes on later.
 
     Args:
         logs: files that the commands of the nodes print to.
@@ -70,7 +71,8 @@ def failure_of(
     message = f"rank {failed.rank} of {placement.world_size} failed with {end}"
     found = last_lines(end_of(log)) or empty(folder)
     hint = f"the whole log is {log}; {remedy}--resume goes on"
-    kind = MachineError if failed.status == REFUSED else RunError
+    kinds = {REFUSED: MachineError, STOPPED: RunInterruptedError}
+    kind = kinds.get(failed.status, RunError)
     return kind(message, place=point, found=where + found, hint=hint)
 
 

@@ -17,7 +17,7 @@ from twinrun.execution.site_qualification import (
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import TwinrunError
 from twinrun.foundation.files import sha256_of_bytes
-from twinrun.foundation.signatures import SUFFIX, UNSIGNED, signed_by, signers_of
+from twinrun.foundation.signatures import SUFFIX, UNSIGNED, signature_in, signed_by, signers_of
 from twinrun.foundation.text import duration
 from twinrun.machine.checks import HostCheck
 from twinrun.machine.doctor import Diagnosis
@@ -161,9 +161,12 @@ class _Doctor:
             hint = f"`twinrun site qualify {self._name}` runs one job of one node and one of two"
             return "nothing: all is only declared", needed, "unknown", hint
         wrong = contradictions(self._site, measured, gpus=known_gpus(self._root))
-        signature, digest = Path(f"{self._file}{SUFFIX}"), sha256_of_bytes(self._file.read_bytes())
-        signers = signers_of(self._root)
-        signer = signed_by(digest, signature, signers=signers) if signature.exists() else UNSIGNED
+        file, signer = Path(f"{self._file}{SUFFIX}"), UNSIGNED
+        if file.exists():
+            digest, signers = sha256_of_bytes(self._file.read_bytes()), signers_of(self._root)
+            signer = signed_by(
+                digest, signature_in(file), place=str(file), signers=signers, when=measured.created
+            )
         well = f"as declared, on {', '.join(measured.nodes)}, {measured.created:%Y-%m-%d}, {signer}"
         hint = f"correct {self._place}, or mend the site and qualify it again"
         return "; ".join(wrong) or well, needed, "fail" if wrong else "ok", hint

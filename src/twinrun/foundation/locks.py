@@ -1,16 +1,20 @@
-"""Locks between processes that share a folder, and what to say where its file system has none."""
+"""Locks between processes that share a folder, and patience with the file system that it is on."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from filelock import FileLock, Timeout
 
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import MachineError, TwinrunError
+
+Found = TypeVar("Found")
 
 # NFS without its lock daemon, Lustre without `flock` and several user-space file systems answer so.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
@@ -58,3 +62,22 @@ def locked_folder(name: str) -> Iterator[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / ".lock"):
         yield folder
+
+
+# What file servers say while they are away, and disks while somebody makes room.
+_PASSING = {errno.ESTALE, errno.EIO, errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ENOSPC, errno.EDQUOT}
+_PASSING |= {errno.ETIMEDOUT, errno.EREMOTEIO, errno.ECONNRESET, errno.ENOTCONN, errno.EHOSTDOWN}
+# Seconds between tries: half a minute in all, less than what ends a rank without progress.
+WAITS = (0.1, 0.5, 2.0, 10.0, 20.0)
+
+
+def patiently(action: Callable[[], Found]) -> Found:
+    """Return what `action` returns, tried again where the file system may come back; raises its OSError."""
+    for seconds in WAITS:
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+        time.sleep(seconds)
+    return action()

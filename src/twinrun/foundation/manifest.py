@@ -90,12 +90,16 @@ def load_toml(path: Path, model: type[Model]) -> Model:
 
 def load_json(path: Path, model: type[Model]) -> Model:
     """Read the JSON file at `path` as `model`; raises InputError as `load_toml` does."""
+    return validate(read_json(path), model, place=str(path))
+
+
+def read_json(path: Path) -> Any:
+    """Return what the JSON file at `path` says; raises InputError as `load_toml` does."""
     text = read_text(path)
     try:
-        data = parse_json(text)
+        return parse_json(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"not JSON: {error}", place=str(path)) from None
-    return validate(data, model, place=str(path))
 
 
 def load_rows(path: Path, model: type[Model]) -> tuple[Model, ...]:

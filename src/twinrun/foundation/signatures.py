@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 
 from twinrun.foundation.errors import InputError, MachineError
@@ -28,6 +29,7 @@ _VARIABLE = "TWINRUN_SIGNERS"
 _MAX_BYTES = 1 << 16
 _MAX_SIGNERS_BYTES = 1 << 20
 _SECONDS = 60
+_AGAIN = "get file and signature again from who signed them; remove the signature to read it as unsigned"
 
 
 def signers_of(root: Path) -> Path:
@@ -85,74 +87,74 @@ def signature_of(digest: str, *, key: Path) -> str:
     return done.stdout
 
 
-def signed_by(digest: str, signature: Path, *, signers: Path) -> str:
+def signature_in(file: Path) -> str:
+    """Return the signature that a file holds, which is read once; raises InputError."""
+    try:
+        return read_regular(file, limit=_MAX_BYTES).decode(errors="replace")
+    except OSError as error:
+        raise InputError("no signature", place=str(file), found=error.strerror) from None
+
+
+def signed_by(digest: str, signature: str, *, place: str, signers: Path, when: datetime | None = None) -> str:
     """Return who signed `digest`, in words: `signed by NAME`, or by which key that nobody's name is on.
 
     Args:
-        signature: file that holds it.
+        place: what a message calls the signature.
+        when: moment at which the key must have been valid, now where none is said.
 
     Raises:
-        InputError: it is no signature, it is over something else, or its key may not sign any more.
+        InputError: it is no signature, it is over something else, or its key might not sign at that time.
         MachineError: ssh-keygen is not installed.
     """
-    try:
-        content = read_regular(signature, limit=_MAX_BYTES)
-    except OSError as error:
-        raise InputError("no signature", place=str(signature), found=error.strerror) from None
-    # ssh-keygen reads it several times, between which the file may be exchanged.
-    with tempfile.NamedTemporaryFile(suffix=SUFFIX) as copy:
-        copy.write(content)
+    # In the time of this machine, which every release reads.
+    moment = f"verify-time={(when or datetime.now(UTC)).astimezone():%Y%m%d%H%M%S}"
+    with tempfile.NamedTemporaryFile("w", suffix=SUFFIX) as copy:
+        copy.write(signature)
         copy.flush()
-        return _signed_by(digest, signature, signers=signers, file=("-s", copy.name))
 
+        def asked(action: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+            return _ssh_keygen(action, *arguments, "-n", _NAMESPACE, "-s", copy.name, digest=digest)
 
-def _signed_by(digest: str, signature: Path, *, signers: Path, file: tuple[str, str]) -> str:
-    valid = _ssh_keygen("check-novalidate", "-n", _NAMESPACE, *file, digest=digest)
-    key = re.search(r"SHA256:[\w+/]+", valid.stdout)
-    if valid.returncode or key is None:
-        raise _refused("the signature does not match", signature, valid)
-    names = _names(digest, signature, signers, file) if _signers_text(signers) else []
-    revoked = signers.with_name(_REVOKED)
-    for name in names:
-        asked = ("-f", str(signers), "-I", name, "-n", _NAMESPACE, *file)
-        held = _ssh_keygen("verify", *asked, digest=digest)
-        if held.returncode:
-            raise _refused(f"the key of {name} may not sign this", signature, held)
-        if os.path.lexists(revoked):
-            held = _ssh_keygen("verify", "-r", str(revoked), *asked, digest=digest)
-            if held.returncode:
-                raise _refused(f"the key of {name} is revoked, or {revoked} cannot be read", signature, held)
+        def demand(message: str, answer: subprocess.CompletedProcess[str]) -> str:
+            if answer.returncode:
+                said = (answer.stderr or answer.stdout).strip().splitlines()
+                raise InputError(message, place=place, found=said[0] if said else None, hint=_AGAIN)
+            return answer.stdout
+
+        known = demand("the signature does not match", asked("check-novalidate"))
+        names: list[str] = []
+        if _signers_text(signers):
+            found = asked("find-principals", "-f", str(signers), "-O", moment)
+            names = [] if found.returncode else found.stdout.splitlines()
+            _demand_valid(found.stderr if found.returncode else "", place=place, signers=signers)
+        revoked = signers.with_name(_REVOKED)
+        for name in names:
+            who = ("-f", str(signers), "-I", name, "-O", moment)
+            demand(f"the key of {name} may not sign this", asked("verify", *who))
+            if os.path.lexists(revoked):
+                message = f"the key of {name} is revoked, or {revoked} cannot be read"
+                demand(message, asked("verify", "-r", str(revoked), *who))
     if names:
         return f"{_SIGNED}{', '.join(names)}"
-    return f"signed with the key {key[0]}, which {signers.name} does not vouch for"
+    key = re.search(r"SHA256:[\w+/]+", known)
+    return f"signed with the key {key[0] if key else 'of nobody'}, which {signers.name} does not vouch for"
 
 
-def _names(digest: str, signature: Path, signers: Path, file: tuple[str, str]) -> list[str]:
-    """Return whose key has signed; raises InputError where it is not valid now, or a line is no signer's."""
-    found = _ssh_keygen("find-principals", "-f", str(signers), *file, digest=digest)
-    if not found.returncode:
-        return found.stdout.splitlines()
-    for line in found.stderr.splitlines():
-        # The lines about the file begin with its name, and those about the key say when it is valid.
-        if not line.startswith(f"{signers}:"):
-            continue
-        said = line.removeprefix(f"{signers}:")
-        if "expired" in said or "not yet valid" in said:
+def _demand_valid(said: str, *, place: str, signers: Path) -> None:
+    """Raise InputError where the key was not valid then, or a line of the file is no signer's."""
+    # The lines about the file begin with its name, and those about the key say when it is valid.
+    for line in (
+        one.removeprefix(f"{signers}:") for one in said.splitlines() if one.startswith(f"{signers}:")
+    ):
+        if "expired" in line or "not yet valid" in line:
             raise InputError(
-                "the key that signed is not valid today",
-                place=str(signature),
-                found=f"line {said}",
+                "the key was not valid when it signed",
+                place=place,
+                found=f"line {line}",
                 allowed=f"a key that {signers} has as valid",
                 hint="get a signature by a valid key, or change the dates of the line",
             )
-        raise InputError("not a line of a signer", place=str(signers), found=f"line {said}")
-    return []
-
-
-def _refused(message: str, signature: Path, done: subprocess.CompletedProcess[str]) -> InputError:
-    said = (done.stderr or done.stdout).strip().splitlines()
-    hint = "get file and signature again from who signed them; remove the signature to read it as unsigned"
-    return InputError(message, place=str(signature), found=said[0] if said else None, hint=hint)
+        raise InputError("not a line of a signer", place=str(signers), found=f"line {line}")
 
 
 def _ssh_keygen(action: str, *arguments: str, digest: str) -> subprocess.CompletedProcess[str]:
@@ -168,7 +170,7 @@ def _ssh_keygen(action: str, *arguments: str, digest: str) -> subprocess.Complet
         )
     except OSError as error:
         raise MachineError(
-            f"cannot start ssh-keygen: {error.strerror}", hint="signatures need OpenSSH 8.2 or newer"
+            f"cannot start ssh-keygen: {error.strerror}", hint="signatures need OpenSSH 8.9 or newer"
         ) from None
     except subprocess.TimeoutExpired:
         raise MachineError(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import parse_json, read_regular, real, sha256_of_file
 from twinrun.foundation.manifest import MAX_JSON_BYTES, validate
-from twinrun.foundation.signatures import SUFFIX, UNSIGNED, demand_signed, signed_by, signers_of
+from twinrun.foundation.signatures import SUFFIX, UNSIGNED, demand_signed, signature_in, signed_by, signers_of
 from twinrun.planning.project import Project
 from twinrun.results.judge import judged
 from twinrun.results.judged import Judged
@@ -100,12 +101,18 @@ def signature_file(file: Path) -> Path:
 
 def signer_of(record: Record, file: Path, project: Project, *, own: bool = False) -> str:
     """Return who signed a record, in words; raises InputError where a signature is wrong, or demanded."""
-    signature, signer = signature_file(file), UNSIGNED
-    if not own and os.path.lexists(signature):
-        signer = signed_by(record.sha256, signature, signers=signers_of(project.root))
+    place, signer = signature_file(file), UNSIGNED
+    if not own and os.path.lexists(place):
+        signer = signer_in(signature_in(place), record, project, place=str(place))
     if not own and project.signed:
         demand_signed(signer, place=str(file), root=project.root)
     return signer
+
+
+def signer_in(signature: str, record: Record, project: Project, *, place: str) -> str:
+    """Return who signed a record, with a key that was valid when the record was made."""
+    made = datetime.fromisoformat(record.created)
+    return signed_by(record.sha256, signature, place=place, signers=signers_of(project.root), when=made)
 
 
 def read_records(paths: Sequence[Path], project: Project) -> list[Judged]:

@@ -9,10 +9,11 @@ from typing import Any
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import leaves, write_atomically, write_together
 from twinrun.foundation.redaction import HiddenNames, demand_clean
+from twinrun.foundation.signatures import signature_in
 from twinrun.planning.project import Project
 from twinrun.protocol.model_source import RepositoryModel, in_words
 from twinrun.results.judged import Judged, file_name
-from twinrun.results.reading import read_record, signature_file
+from twinrun.results.reading import read_record, signature_file, signer_in
 from twinrun.results.record import SENT_IN, content_digest
 
 FILE = "submission.json"
@@ -73,7 +74,9 @@ def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Jud
     path = _free(project.root / loaded.folder / "results" / file_name(record))
     texts = {path: file.read_text(encoding="utf-8")}
     if (signature := signature_file(file)).is_file():
-        texts[signature_file(path)] = signature.read_text(encoding="utf-8")
+        # What is written is what is held against the record.
+        texts[signature_file(path)] = text = signature_in(signature)
+        signer_in(text, record.record, project, place=str(signature))
     write_together(texts)
     return path, record
 

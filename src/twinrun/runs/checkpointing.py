@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from twinrun.checkpoints.folder import FolderStore
-from twinrun.checkpoints.store import MANIFEST
+from twinrun.checkpoints.folder import MANIFEST, FolderStore
 from twinrun.checkpoints.verification import demand_same_run, demand_signed_checkpoint, read_manifest
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate

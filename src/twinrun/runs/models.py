@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from twinrun.checkpoints.folder import FolderStore
-from twinrun.checkpoints.hugging_face.model_folder import PATTERNS, digest_of_folder, lacking, model_files
-from twinrun.checkpoints.hugging_face.tokenizer import IDENTITY, is_known
-from twinrun.checkpoints.hugging_face.writing import write_folder
-from twinrun.checkpoints.store import MANIFEST, STEP
+from twinrun.checkpoints.conversion import write_folder
+from twinrun.checkpoints.folder import MANIFEST, STEP, FolderStore
+from twinrun.checkpoints.model_folder import PATTERNS, digest_of_folder, lacking, model_files
+from twinrun.checkpoints.tokenizer import IDENTITY, is_known
 from twinrun.checkpoints.verification import read_manifest
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError

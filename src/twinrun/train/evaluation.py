@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
+from twinrun.checkpoints.conversion import write_folder
 from twinrun.checkpoints.folder import FolderStore
-from twinrun.checkpoints.hugging_face.model_folder import digest_of_folder, stamps
-from twinrun.checkpoints.hugging_face.tokenizer import FILE
-from twinrun.checkpoints.hugging_face.writing import write_folder
+from twinrun.checkpoints.model_folder import digest_of_folder, stamps
+from twinrun.checkpoints.tokenizer import FILE
 from twinrun.checkpoints.verification import read_manifest
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import sha256_of_file, write_atomically

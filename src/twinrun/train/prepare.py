@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twinrun.checkpoints.hugging_face.tokenizer import BYTES, FILE, SEPARATOR
+from twinrun.checkpoints.tokenizer import BYTES, FILE, SEPARATOR
 from twinrun.foundation.errors import InputError, TwinrunError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.foundation.manifest import validate

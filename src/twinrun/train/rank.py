@@ -29,7 +29,7 @@ from typing import NoReturn, TypeVar
 
 from pydantic import BaseModel
 
-from twinrun.foundation.errors import InputError, MachineError, TwinrunError
+from twinrun.foundation.errors import InputError, MachineError, RunInterruptedError, TwinrunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import load_json
 from twinrun.foundation.processes import end_with_parent
@@ -58,7 +58,8 @@ def run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> NoReturn:
     """Do `work` with the job named on the command line; the first rank writes its result.
 
     Exits with OUT_OF_MEMORY when memory ran out, so that the host can try what needs less, with STOPPED
-    where the ranks were told to end and have saved, and with 1 after any other failure, told on stderr.
+    where the ranks were told to end and have saved, or can go on later, and with 1 after any other failure,
+    told on stderr.
     """
     # Ranks whose launcher was killed must not train on: who resumes the run would train beside them.
     end_with_parent(signal.SIGKILL)
@@ -81,8 +82,9 @@ def run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> NoReturn:
             sys.stderr.write(f"{error}\n")
         else:
             traceback.print_exc()
-        refused = REFUSED if isinstance(error, MachineError) else 1
-        _leave(OUT_OF_MEMORY if is_out_of_memory(error) else refused)
+        status = STOPPED if isinstance(error, RunInterruptedError) else 1
+        status = REFUSED if isinstance(error, MachineError) else status
+        _leave(OUT_OF_MEMORY if is_out_of_memory(error) else status)
     for pulse in _pulses:
         pulse.end()
     if status == 0:

@@ -16,9 +16,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from twinrun.checkpoints.folder import FolderStore
+from twinrun.checkpoints.folder import MANIFEST, DamagedError, FolderStore
 from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredPart, StoredTensor
-from twinrun.checkpoints.store import MANIFEST, DamagedError
 from twinrun.checkpoints.verification import (
     demand_published_checkpoint,
     demand_same_run,
@@ -66,7 +65,6 @@ class Checkpoints(NoCheckpoints):
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         self._store = FolderStore(Path(self._settings.place))
         self._staging = state.Staging()
-        self._previous: str | None = None
         self._saving: Future[Any] | None = None
         self._saved = -1
         self._token: int = self._together(self._claim)
@@ -202,7 +200,6 @@ class Checkpoints(NoCheckpoints):
         self._parts.take(tensors)
         if not weights_alone(manifest):
             self._meter.go_on(state.history_of(tensors))
-        self._previous = manifest.digest()
         return None
 
     def _index(
@@ -213,7 +210,6 @@ class Checkpoints(NoCheckpoints):
             step=step,
             samples=step * self._job.training.global_batch,
             token=self._token,
-            previous=self._previous,
             identity=self._identity,
             layout=self._layout,
             parts=parts,
@@ -223,7 +219,6 @@ class Checkpoints(NoCheckpoints):
     def _publish(self, manifest: CheckpointManifest) -> None:
         """Publish a checkpoint whose files are durable, and retire old ones."""
         self._store.commit(manifest.step, self._token, manifest.text())
-        self._previous = manifest.digest()
         retire(self._store)
 
     def _claim(self) -> int:

@@ -40,20 +40,17 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from twinrun.checkpoints.folder import FolderStore
+from twinrun.checkpoints.folder import FolderStore, Sink
 from twinrun.checkpoints.manifest import CheckpointManifest, Chunk, PartManifest, StoredPart, StoredTensor
 from twinrun.checkpoints.parts import (
-    NO_DIGEST,
     Box,
     Piece,
-    demand_describable,
     file_of,
     holders_of,
     parts_for,
     write_part,
 )
 from twinrun.checkpoints.safetensors import ITEM_BYTES, Entry
-from twinrun.checkpoints.store import MANIFEST, Sink, demand_readable
 from twinrun.checkpoints.verification import entry_of, read_chunk, read_entries, threads
 from twinrun.foundation.errors import RunError, TwinrunError
 from twinrun.train import rank
@@ -62,8 +59,6 @@ from twinrun.train.checkpoint.state import DTYPES, NAMES, Staging
 # Tensors up to this size that every rank has are saved by the first one: spread over all ranks, they would
 # make each rank read every description.
 SMALL_BYTES = 1 << 16
-# A size with as many digits as the largest.
-MOST_BYTES = (1 << 62) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,28 +156,11 @@ class Writer(StorageWriter, AsyncStager):
         """Nothing to set up before the size is known."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Refuse what could not be read again, before any rank has written a byte; raises RunError."""
-        demand_describable(
-            [_piece(item) for item in plan.items], place=self._store.file(self._step, MANIFEST)
-        )
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Note which rank holds what, and refuse an index that could not be read again; raises RunError."""
+        """Note which rank holds what."""
         self._holders = holders_of({item.index.fqn for item in plan.items} for plan in plans)
-        parts = tuple(
-            StoredPart(name=_name_of(rank), bytes=MOST_BYTES, description_bytes=MOST_BYTES, sha256=NO_DIGEST)
-            for rank in range(len(plans))
-        )
-        items = {item.index.fqn: item for plan in plans for item in plan.items}
-        tensors = {
-            name: StoredTensor(dtype=piece.entry.dtype, shape=_shape_of(items[name]), holders=rows)
-            for name, rows in self._holders.items()
-            if (piece := _piece(items[name]))
-        }
-        place = self._store.file(self._step, MANIFEST)
-        size = len(self._index(parts, tensors).text())
-        demand_readable(size, place=place, what="the index of this checkpoint")
         return plans
 
     @classmethod
@@ -246,7 +224,7 @@ class Reader(StorageReader):
             entries = read_entries(stored, header_sha256, source, place=place)
 
             def read(chunk: Chunk) -> None:
-                entry = entry_of(chunk, entries, source, place=place)
+                entry = entry_of(chunk, entries, place=place)
                 targets = [planner.resolve_tensor(item).detach() for item in wanted[chunk]]
                 # From pinned memory a device reads itself; PyTorch keeps it for the next chunk.
                 pinned = any(target.device.type != "cpu" for target in targets)
@@ -284,10 +262,6 @@ def _boxes(tensor: Tensor) -> list[Box]:
 
 def _name_of(rank: int) -> str:
     return f"rank-{rank:05d}"
-
-
-def _shape_of(item: WriteItem) -> tuple[int, ...]:
-    return tuple(item.tensor_data.size) if item.tensor_data else ()
 
 
 def _piece(item: WriteItem) -> Piece:

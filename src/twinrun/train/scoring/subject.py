@@ -13,11 +13,9 @@ import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
-from twinrun.checkpoints.hugging_face.model_folder import PARTS
-from twinrun.checkpoints.hugging_face.reading import read_json
-from twinrun.checkpoints.hugging_face.tokenizer import CONFIG as TOKENIZER_CONFIG
-from twinrun.checkpoints.hugging_face.tokenizer import FILE as TOKENIZER
-from twinrun.checkpoints.hugging_face.writing import CONFIG
+from twinrun.checkpoints.model_folder import CONFIG, PARTS, hashed_alone, read_object
+from twinrun.checkpoints.tokenizer import CONFIG as TOKENIZER_CONFIG
+from twinrun.checkpoints.tokenizer import FILE as TOKENIZER
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.text import plural
 from twinrun.train.models import DTYPES
@@ -40,14 +38,15 @@ def load_model(folder: Path, *, precision: str, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        model, loaded = AutoModelForCausalLM.from_pretrained(
-            str(folder),
-            torch_dtype=DTYPES[precision],
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **_TRUST,
-        )
+        with hashed_alone(folder) as place:
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                str(place),
+                torch_dtype=DTYPES[precision],
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **_TRUST,
+            )
     except _FAULTS as error:
         raise _unloadable("model", folder, error) from None
     # transformers draws what does not fit, and scores of that would be noise.
@@ -81,7 +80,8 @@ def load_tokenizer(folder: Path, *, vocabulary: int, allowed: str | None = None)
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), use_fast=True, **_TRUST)
+        with hashed_alone(folder) as place:
+            tokenizer = AutoTokenizer.from_pretrained(str(place), use_fast=True, **_TRUST)
     except _FAULTS as error:
         raise _unloadable("tokenizer", folder, error) from None
     if not tokenizer.is_fast:
@@ -112,7 +112,7 @@ def _has(folder: Path, token: str) -> bool:
     if (folder / TOKENIZER).is_file():
         return Tokenizer.from_file(str(folder / TOKENIZER)).token_to_id(token) is not None
     added = folder / "added_tokens.json"
-    return any(token in read_json(file) for file in (folder / PARTS[0], added) if file.is_file())
+    return any(token in read_object(file) for file in (folder / PARTS[0], added) if file.is_file())
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
@@ -122,7 +122,7 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 def vocabulary_of(folder: Path) -> int:
     """Return the rows of the embedding, as config.json has them; raises InputError."""
-    found = read_json(folder / CONFIG).get("vocab_size")
+    found = read_object(folder / CONFIG).get("vocab_size")
     if not isinstance(found, int):
         raise InputError(
             "config.json does not say how many tokens the model knows",

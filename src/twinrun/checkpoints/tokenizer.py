@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from twinrun.foundation.cache import cache_root
-from twinrun.foundation.errors import InputError, MachineError
-from twinrun.foundation.files import parse_json, read_regular, sha256_of_bytes
-from twinrun.foundation.manifest import MAX_JSON_BYTES
+from twinrun.foundation.errors import InputError, require_equal
+from twinrun.foundation.files import parse_json, sha256_of_bytes
+from twinrun.foundation.manifest import read_text
 
 # Field of a checkpoint's identity that names its tokenizer: a source of byte tokens, or a SHA-256.
 IDENTITY = "tokenizer"
@@ -48,7 +48,6 @@ def tokenizer_files(
 
     Raises:
         InputError: `file` is no such tokenizer, has another digest, no end of text or too many tokens.
-        MachineError: `file` cannot be read.
     """
     known = identity.get(IDENTITY)
     if known == BYTES and file is None:
@@ -57,8 +56,11 @@ def tokenizer_files(
         found = file or fetched_tokenizer(known)
         if found is None:
             return None
-        content = _read(found)
-        _demand_digest(sha256_of_bytes(content), known, file=found, place=place)
+        content = read_text(found).encode()
+        # Weights without a run were trained with any.
+        digest = sha256_of_bytes(content) if known else None
+        message = "the model was trained with another tokenizer"
+        require_equal(digest, known, message, place=str(found), hint=f"{place} names it by its SHA-256")
     source = str(file or place)
     end = _end_of(content, vocabulary, place=source)
     described: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT}
@@ -83,24 +85,6 @@ def fetched_tokenizer(sha256: str | None) -> Path | None:
     return next((one for one in found if sha256_of_bytes(one.read_bytes()) == sha256), None)
 
 
-def _read(file: Path) -> bytes:
-    try:
-        return read_regular(file, limit=MAX_JSON_BYTES, links=True)
-    except OSError as error:
-        raise MachineError(f"cannot read: {error.strerror}", place=str(file)) from None
-
-
-def _demand_digest(found: str, known: str | None, *, file: Path, place: str) -> None:
-    """Refuse a tokenizer that the model was not trained with; weights without a run were with any."""
-    if known is not None and found != known:
-        raise InputError(
-            "the model was trained with another tokenizer",
-            place=str(file),
-            found=f"sha256 {found}",
-            allowed=f"{known}, as {place} says",
-        )
-
-
 def _end_of(content: bytes, vocabulary: int, *, place: str) -> int:
     """Return the token that ends a document; raises InputError where the model cannot use the tokenizer."""
     try:
@@ -113,12 +97,8 @@ def _end_of(content: bytes, vocabulary: int, *, place: str) -> int:
     if END_OF_TEXT not in tokens:
         raise InputError("the tokenizer has no end of text", place=place, allowed=END_OF_TEXT)
     if largest >= vocabulary:
-        raise InputError(
-            "the tokenizer has tokens that the model has no row for",
-            place=place,
-            found=largest,
-            allowed=f"below {vocabulary}",
-        )
+        message, allowed = "the tokenizer has tokens that the model has no row for", f"below {vocabulary}"
+        raise InputError(message, place=place, found=largest, allowed=allowed)
     return int(tokens[END_OF_TEXT])
 
 
