@@ -14,13 +14,12 @@ from invoke.tasks import Task
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
-from twinrun.cli.program import COMMANDS, app, main
-from twinrun.cli.words import arguments
+from twinrun.cli.program import COMMANDS, app, arguments, main
 
 
 def invoked(command: str) -> Task[Any]:
     """Return the task that writes the words of a command, for `twinrun` to read."""
-    known = {one.field_info.name: one for one in arguments(app, command)}
+    known = {one.field_info.name: one for one in arguments(command)}
     words = [name for name, one in known.items() if one.is_positional_only()]
     flags = {"json", *(name for name, one in known.items() if one.is_flag())}
     names = {"json": "--json"} | {name: one.name for name, one in known.items()}

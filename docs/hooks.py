@@ -13,9 +13,8 @@ from invoke.loader import FilesystemLoader
 from mkdocs.structure.files import File
 
 from tools.schemas import page_of, schemas
-from twinrun.cli.program import COMMANDS, app
-from twinrun.cli.recipes import summary
-from twinrun.cli.words import arguments, usage
+from twinrun.cli.program import COMMANDS, app, arguments, usage
+from twinrun.cli.run import summary
 from twinrun.foundation.text import markdown_table, plural
 from twinrun.images.inventory import committed_inventory
 from twinrun.manifests.stack import find_stacks
@@ -146,9 +145,9 @@ def commands() -> str:
     """Return every command with its options, as `twinrun COMMAND --help` has them."""
     parts = []
     for name in sorted(COMMANDS):
-        rows = [(f"`{' '.join(one.names)}`", one.parameter.help or "") for one in arguments(app, name)]
+        rows = [(f"`{' '.join(one.names)}`", one.parameter.help or "") for one in arguments(name)]
         said = app[name].help.partition("Args:")[0].strip()
-        parts += [f"## {name}", said, f"`{usage(app, name)}`"]
+        parts += [f"## {name}", said, f"`{usage(name)}`"]
         parts += [markdown_table(("option", "meaning"), rows)] if rows else []
     return "\n\n".join(parts)
 

@@ -204,7 +204,6 @@ def _other_lines(there: dict[str, str]) -> Iterator[tuple[str, ...]]:
     for word in (*NUMBERS, "0"):
         yield ("data", "c4", f"--files={word}")
         yield ("cluster", "up", f"--nodes={word}")
-        yield ("jobs", f"--follow={word}")
         yield ("jobs", f"--cancel={word}")
     for command in ("run", "build", "compare", "report", "doctor", "lock", "data", "sign", "recipes"):
         yield (command, "one", "two", "three")

@@ -1,4 +1,4 @@
-"""`invoke jobs` at a site whose Slurm a script plays: what is listed, followed, cancelled, and refused."""
+"""`invoke jobs` at a site whose Slurm a script plays: what is listed, cancelled, and refused."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.refusals import error_message
 from tests.commands import ROOT, invoke
 
 SITE = """
@@ -21,7 +22,6 @@ shared = ["/shared"]
 client = ["{python}", "{script}"]
 poll_seconds = 0.01
 """
-# A job goes on to its next state each time it is asked for; a node prints while it runs.
 PLAYED = """
 import pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -37,13 +37,6 @@ elif arguments == ["show", "job", "--oneliner"]:
     show(12, "twinrun-nodes=2", "RUNNING", "None", "node[1-2]")
     show(13, "twinrun-nodes=4", "PENDING", "Resources", "(null)")
     show(14, "another", "RUNNING", "None", "node3")
-elif arguments == ["show", "job", "12", "--oneliner"]:
-    states = here / "states"
-    now, *left = states.read_text().split()
-    states.write_text(" ".join(left))
-    with (here / "log" / "launcher-1.log").open("a") as stream:
-        print("while", now, file=stream)
-    show(12, "twinrun-nodes=2", now, "None", "node[1-2]")
 else:
     sys.exit("slurm_load_jobs error: Invalid job id specified")
 """
@@ -51,9 +44,6 @@ else:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    (tmp_path / "log").mkdir()
-    (tmp_path / "log" / "launcher.log").write_text("the script\n", encoding="utf-8")
-    (tmp_path / "states").write_text("PENDING RUNNING COMPLETED", encoding="utf-8")
     script = tmp_path / "played.py"
     script.write_text(PLAYED, encoding="utf-8")
     file = tmp_path / "cluster.toml"
@@ -74,38 +64,19 @@ def test_jobs_of_ours_are_listed(site: Path) -> None:
     assert waiting == ["13", "PENDING", "10", "s", "alice", "twinrun-nodes=4", "Resources"]
 
 
-def test_a_job_is_followed_to_its_end(site: Path) -> None:
-    done = jobs(site, "--follow", "12")
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [
-        *("12 COMPLETED", "the script", "while COMPLETED", "while PENDING", "while RUNNING")
-    ]
-    assert done.stdout.endswith("12 COMPLETED\n")
-
-
 def test_a_job_is_cancelled(site: Path) -> None:
     assert jobs(site, "--cancel", "12").returncode == 0
     assert (site / "cancelled").read_text(encoding="utf-8") == "12"
 
 
-@pytest.mark.parametrize(
-    ("options", "status", "said"),
-    [
-        (("--follow", "twelve"), 2, "a job is named by its number"),
-        (("--cancel", "12;true"), 2, "a job is named by its number"),
-        (("--follow", "99"), 4, "Slurm does not know this job"),
-    ],
-)
-def test_what_is_no_job_is_refused(site: Path, options: tuple[str, ...], status: int, said: str) -> None:
-    done = jobs(site, *options)
-    assert done.returncode == status, done.stderr
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize("number", ["twelve", "12;true"])
+def test_what_is_no_job_is_refused(site: Path, number: str) -> None:
+    done = jobs(site, "--cancel", number)
+    assert "a job is named by its number" in error_message(done, 2)
     assert not (site / "cancelled").exists()
 
 
 def test_a_misspelt_site_is_refused(site: Path) -> None:
-    done = jobs(site, name="playd")
-    assert done.returncode == 2
-    assert "unknown site" in done.stderr
-    assert "played" in done.stderr
+    message = error_message(jobs(site, name="playd"), 2)
+    assert "unknown site" in message
+    assert "played" in message

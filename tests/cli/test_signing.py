@@ -22,7 +22,7 @@ from tests.records import PROJECT, RECORDS, ROOT
 from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.verification import demand_signed_checkpoint
 from twinrun.cli.checkpoint import checkpoint, signature_for
-from twinrun.cli.report import report
+from twinrun.cli.records import report
 from twinrun.foundation.errors import InputError, MachineError, RunInterruptedError
 from twinrun.results.reading import read_record
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.records import training_record
-from twinrun.cli.compare import compare
+from twinrun.cli.records import compare
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.results.scores import Pair, compare_scores, demand_recorded, paired, read_samples

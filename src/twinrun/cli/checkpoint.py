@@ -14,7 +14,7 @@ from twinrun.checkpoints.tokenizer import FILE as TOKENIZER
 from twinrun.checkpoints.verification import faults_between, read_manifest, signature_at, verify
 from twinrun.cli.console import Shown, demand_with
 from twinrun.foundation.cache import project_root
-from twinrun.foundation.errors import InputError, TwinrunError
+from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.signatures import SUFFIX, signature_of, signers_of
 from twinrun.foundation.terminal import say
@@ -45,12 +45,26 @@ def checkpoint(
     if action == "convert":
         written = _convert(place, step, out, tokenizer)
         return Shown(view=lambda: written, data=lambda: {"written": written})
-    store = FolderStore(Path(place))
-    rows = _rows(store, _steps(store, step), complete=action == "verify", whole=step is None)
-    if action == "verify":
-        rows = [_with_signature(store, row, signers_of(project_root())) for row in rows]
-    code = DamagedError.exit_code if any(row["damage"] for row in rows) else 0
-    return Shown(view=lambda: "\n".join(map(_line, rows)), data=lambda: rows, code=code)
+    store, complete = FolderStore(Path(place)), action == "verify"
+    good, rows = list[CheckpointManifest](), dict[int | str, dict[str, object]]()
+    for one in _steps(store, step):
+        try:
+            manifest = (verify if complete else read_manifest)(store, one)
+            rows[one] = {"step": one, "damage": None, "verified": complete, **_facts(manifest)}
+            good.append(manifest)
+            if complete:
+                digest, signers = manifest.digest(), signers_of(project_root())
+                rows[one]["signature"] = signature_at(store, one, digest, signers=signers)
+        except (DamagedError, InputError) as error:
+            rows[one] = {"step": one, "damage": str(error)}
+    # A damaged checkpoint is named by its files, and not by how it fits to the others.
+    faults = dict(faults_between(store, good)) if complete and step is None else {}
+    damaged = {name for name, row in rows.items() if row["damage"]}
+    rows |= {name: {"step": name, "damage": str(faults[name])} for name in faults.keys() - damaged}
+    # Steps come first, and then what has a name alone.
+    shown = [rows[name] for name in sorted(rows, key=lambda one: (isinstance(one, str), one))]
+    code = DamagedError.exit_code if damaged or faults else 0
+    return Shown(view=lambda: "\n".join(map(_line, shown)), data=lambda: shown, code=code)
 
 
 def sign(what: str, /, *, key: Path) -> Shown:
@@ -86,18 +100,6 @@ def signature_for(root: Path, what: str, *, key: Path) -> str:
     return f"{store.file(steps[-1], MANIFEST)}{SUFFIX}"
 
 
-def _with_signature(store: FolderStore, row: dict[str, object], signers: Path) -> dict[str, object]:
-    """Return what is found of a step, with who signed it; a signature that does not match is damage."""
-    if row["damage"]:
-        return row
-    step = int(str(row["step"]))
-    try:
-        return row | {"signature": signature_at(store, step, str(row["sha256"]), signers=signers)}
-    except InputError as error:
-        damage = DamagedError(error.message, place=error.place, found=error.found, hint=error.hint)
-        return {"step": step, "damage": str(damage)}
-
-
 def _convert(place: str, step: int | None, out: str | None, tokenizer: str | None) -> str:
     """Write what lies at `place` in the other format and return where: which one it has is seen there."""
     if out is None:
@@ -120,38 +122,11 @@ def _convert(place: str, step: int | None, out: str | None, tokenizer: str | Non
 def _steps(store: FolderStore, step: int | None) -> list[int]:
     steps = store.steps()
     if not steps:
-        raise InputError(
-            "no checkpoint here",
-            place=store.place,
-            found="no folder `step-...`",
-            hint="name a folder such as runs/RECIPE/RUN/checkpoints/POINT",
-        )
+        hint, found = "name a folder such as runs/RECIPE/RUN/checkpoints/POINT", "no folder `step-...`"
+        raise InputError("no checkpoint here", place=store.place, found=found, hint=hint)
     if step is not None and step not in steps:
         raise InputError("no such checkpoint", place=store.place, found=step, allowed=steps)
     return steps if step is None else [step]
-
-
-def _rows(store: FolderStore, steps: list[int], *, complete: bool, whole: bool) -> list[dict[str, object]]:
-    """Return what is found of each step; of a `whole` place also what is wrong between them."""
-    faults: dict[int | str, TwinrunError] = {}
-    manifests: dict[int, CheckpointManifest | None] = dict.fromkeys(steps)
-    for step in steps:
-        try:
-            manifests[step] = verify(store, step) if complete else read_manifest(store, step)
-        except (DamagedError, InputError) as error:
-            faults[step] = error
-    if whole and complete:
-        # A damaged checkpoint is named by its files, and not by how it fits to the others.
-        good_ones = [manifest for manifest in manifests.values() if manifest]
-        faults = dict(faults_between(store, good_ones)) | faults
-    good: dict[int | str, dict[str, object]] = {
-        step: {"step": step, "damage": None, "verified": complete, **_facts(manifest)}
-        for step, manifest in manifests.items()
-        if manifest
-    }
-    rows = good | {name: {"step": name, "damage": str(fault)} for name, fault in faults.items()}
-    # Steps come first, and then what has a name alone.
-    return [rows[name] for name in sorted(rows, key=lambda one: (isinstance(one, str), one))]
 
 
 def _facts(manifest: CheckpointManifest) -> dict[str, object]:

@@ -27,11 +27,6 @@ from twinrun.foundation.redaction import HiddenNames
 from twinrun.foundation.terminal import say
 from twinrun.foundation.text import LIKENESS
 
-# Refusals that any program may meet: a full or closed disk, too many files, a reader that went away.
-_REFUSALS = {
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EPIPE),
-}
 # Without a question.
 LONG_SECONDS = 900.0
 # Shells tell a program that a signal ended by 128 and the number of the signal.
@@ -132,11 +127,12 @@ def _discard_output() -> None:
 
 
 def _is_refusal(error: OSError) -> bool:
-    if error.errno == errno.ENOENT and error.filename:
-        # /proc and its like hold no files but their own; they answer as if the folder were missing.
-        folder = next((one for one in Path(error.filename).absolute().parents if one.is_dir()), Path("/"))
-        return os.statvfs(folder).f_blocks == 0
-    return error.errno in _REFUSALS
+    """Say whether the system refused; to open a file that is not there is a fault of ours."""
+    if error.errno != errno.ENOENT or not error.filename:
+        return error.errno not in (None, errno.ENOENT)
+    # /proc and its like hold no files but their own; they answer as if the folder were missing.
+    folder = next((one for one in Path(error.filename).absolute().parents if one.is_dir()), Path("/"))
+    return os.statvfs(folder).f_blocks == 0
 
 
 def _fault(error: BaseException) -> TwinrunError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,17 +9,16 @@ from cyclopts import Parameter
 from rich.console import Group
 
 from twinrun.cli.console import Shown, demand_with, demand_without, tell
-from twinrun.execution import site_description
-from twinrun.execution.batch import BatchScheduler
 from twinrun.execution.engine import log_folder
 from twinrun.execution.pending import FOLDER, Pending, all_pending
 from twinrun.execution.schedulers import client_of, load_scheduler
 from twinrun.execution.site_checks import check_site
+from twinrun.execution.site_description import describe
 from twinrun.execution.site_qualification import contradictions, qualification_file
 from twinrun.foundation.cache import SHIPPED, project_root, runs_folder
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.foundation.files import write_atomically
-from twinrun.foundation.terminal import VisibleConsole, say
+from twinrun.foundation.terminal import VisibleConsole
 from twinrun.images import local_cluster
 from twinrun.machine.doctor import diagnose
 from twinrun.manifests.cluster import FILE, known_gpus, load_site
@@ -95,12 +93,9 @@ def _described(site: str | None, partition: str | None) -> Shown:
     """Write a first cluster.toml from what the scheduler says here, or show it where there is one."""
     root = project_root()
     known = load_site(root, site).site if site else None
-    text = site_description.describe(
-        client=known.client if known else (),
-        partition=partition,
-        gpus=known_gpus(root),
-        scheduler=known.scheduler if known else "slurm",
-    )
+    client, scheduler = (known.client, known.scheduler) if known else ((), "slurm")
+    gpus = known_gpus(root)
+    text = describe(client=client, partition=partition, gpus=gpus, scheduler=scheduler)
     file = (Path.cwd() if root == SHIPPED else root) / FILE
     shown = text.rstrip("\n")
     if not (file.exists() or site):
@@ -122,14 +117,13 @@ def site(action: Literal["qualify"], site: str, /, *, key: Path | None = None) -
     tell(f"{action} {site}")
     project, declared = Project(project_root()), load_site(project_root(), site)
     found = qualified(project, site, key=key.expanduser() if key else None, say=tell)
-    wrong = contradictions(declared.site, found, gpus=project.gpus)
-    file = qualification_file(declared)
-    facts = [
-        f"{name:18} {value}" for name, value in found.model_dump(mode="json", exclude={"faults"}).items()
-    ]
+    wrong, file = contradictions(declared.site, found, gpus=project.gpus), qualification_file(declared)
+    facts = found.model_dump(mode="json")
+    lines = [f"{name:18} {value}" for name, value in facts.items() if name != "faults"]
+    lines += [*(f"differs   {one}" for one in wrong), f"written: {file}"]
     return Shown(
-        view=lambda: "\n".join([*facts, *(f"differs   {one}" for one in wrong), f"written: {file}"]),
-        data=lambda: found.model_dump(mode="json") | {"differs": wrong, "file": str(file)},
+        view=lambda: "\n".join(lines),
+        data=lambda: facts | {"differs": wrong, "file": str(file)},
         code=MachineError.exit_code if wrong else 0,
     )
 
@@ -138,29 +132,23 @@ def jobs(
     *,
     cluster: str | None = None,
     out: Annotated[Path | None, Parameter(alias="-o")] = None,
-    follow: str | None = None,
     cancel: str | None = None,
-) -> Shown | None:
-    """List what detached runs wait for, or the jobs of twinrun at a site; follow one or end one.
+) -> Shown:
+    """List what detached runs wait for, or the jobs of twinrun at a site; end one.
 
     Args:
         cluster: site of cluster.toml, whose jobs are listed; what waits to be collected when left out
         out: folder of the runs instead of runs/
-        follow: number of a job whose output is shown until it ends
         cancel: number of a job to end
     """
     if cluster is None:
-        demand_with("--cluster", False, follow=follow, cancel=cancel)
+        demand_with("--cluster", False, cancel=cancel)
         return _waiting(out or runs_folder(project_root()))
-    for number in filter(None, (follow, cancel)):
-        if not number.partition(".")[0].isdecimal():
-            raise InputError("a job is named by its number", place="twinrun jobs", found=number)
+    if cancel and not cancel.partition(".")[0].isdecimal():
+        raise InputError("a job is named by its number", place="twinrun jobs", found=cancel)
     client = client_of(load_site(project_root(), cluster))
     if cancel:
         client.end(cancel)
-    if follow:
-        _follow(client, follow)
-        return None
     found = client.jobs()
     lines = [
         f"{job.id:>8}  {job.state:12} {job.run_seconds:6.0f} s  {job.user:12} {job.name}"
@@ -207,21 +195,3 @@ def _state(run: Path, one: Pending) -> str:
     if status is None:
         return f"runs on {submission.nodes[0]}" if submission.nodes else "waits for nodes"
     return "ended, --resume collects it"
-
-
-def _follow(client: BatchScheduler, number: str) -> None:
-    """Show what a job prints until it ends; raises RunError where the job is not known."""
-    shown: dict[Path, int] = {}
-    while (state := client.state(number)) is not None:
-        # Beside what the script prints lies what each node prints.
-        for file in sorted(Path(state.output).parent.glob("launcher*.log")):
-            text = file.read_text(encoding="utf-8", errors="replace")
-            say(text[shown.get(file, 0) :], end="")
-            shown[file] = len(text)
-        if state.ended:
-            say(f"{state.id} {state.state}")
-            return
-        time.sleep(client.site.site.poll_seconds)
-    if not shown:
-        raise RunError(f"{client.title} does not know this job", place="twinrun jobs", found=number)
-    say(f"{number} has ended")

@@ -19,8 +19,8 @@ from twinrun.images.command import (
     run_build,
     write_context,
 )
+from twinrun.images.lock import PinFinding, exit_code, refresh, stack_names
 from twinrun.images.lock import check as check_locks
-from twinrun.images.lock import exit_code, refresh, stack_names
 from twinrun.runs.prepared import demand_room
 
 
@@ -51,9 +51,9 @@ def build(
         index: URL in place of the framework's own package index; $TWINRUN_INDEX when left out
         context: new folder to write for `docker build`; nothing is built then
     """
-    given = {name: value for name, value in locals().items() if name in BuildRequest.model_fields}
-    paths = {name: value.absolute() for name, value in given.items() if isinstance(value, Path)}
-    root, request = project_root(), BuildRequest(**given | paths)
+    typed = {name: value for name, value in locals().items() if name in BuildRequest.model_fields}
+    paths = {name: value.absolute() for name, value in typed.items() if isinstance(value, Path)}
+    root, request = project_root(), BuildRequest(**typed | paths)
     plan = plan_request(root, request)
     if request.save:
         folder = request.save.parent if request.save.suffix == ".tar" else request.save
@@ -91,20 +91,16 @@ def lock(
         only: python or system; may be given many times
         check: write nothing; say which pins an index does not have, and exit 1 then
     """
-    root = project_root()
-    names = stack_names(root, stack)
-    if check:
-        found = {one: check_locks(root, one, index=index, only=only, say=tell) for one in names}
-        rows, code = (
-            {one: list(map(str, all_)) for one, all_ in found.items()},
-            exit_code([one for several in found.values() for one in several]),
-        )
-    else:
-        rows = {one: list(refresh(root, one, upgrade=upgrade, only=only, say=tell)) for one in names}
-        code = 0
+    root, rows, findings = project_root(), dict[str, list[str]](), list[PinFinding]()
     none, many = ("no findings", "findings") if check else ("nothing changed", "changed")
+    for name in stack_names(root, stack):
+        if check:
+            found = check_locks(root, name, index=index, only=only, say=tell)
+            rows[name], findings = [str(one) for one in found], [*findings, *found]
+        else:
+            rows[name] = list(refresh(root, name, upgrade=upgrade, only=only, say=tell))
     lines = [
-        "\n  ".join([f"{one}: {f'{len(all_)} {many}' if all_ else none}", *all_])
-        for one, all_ in rows.items()
+        "\n  ".join([f"{name}: {f'{len(several)} {many}' if several else none}", *several])
+        for name, several in rows.items()
     ]
-    return Shown(view=lambda: "\n".join(lines), data=lambda: rows, code=code)
+    return Shown(view=lambda: "\n".join(lines), data=lambda: rows, code=exit_code(findings))

@@ -38,7 +38,7 @@ class CurveAnswer(Frozen):
     """First step at which the curves are apart by more than rounding."""
     errors: float | None = None
     """How far they are apart, in standard errors of a further control run; null without control runs."""
-    compared: tuple[str, ...]
+    compared: tuple[str, ...] = ()
     """What the two have in common, and what is not known of it."""
     parity: Parity | None = None
     """Null where no control run was given."""
@@ -172,14 +172,8 @@ def _differ(
         f" {farthest.errors:.1f} standard errors above the middle of {runs}, of which a further one would be"
         f" up to {farthest.envelope:.2g}{because}."
     )
-    return CurveAnswer(
-        outcome="differ",
-        sentence=sentence,
-        step=steps[place],
-        errors=farthest.errors,
-        compared=compared,
-        parity=held,
-    )
+    known = {"step": steps[place], "errors": farthest.errors, "parity": held}
+    return CurveAnswer(outcome="differ", sentence=sentence, compared=compared, **known)
 
 
 def _first_outside(a: Sequence[float], b: Sequence[float], window: Window) -> int:
@@ -240,19 +234,19 @@ def _diverged(met: AlignedCurves) -> CurveAnswer | None:
         if all(place is None for place in ends):
             return None
         sentence = "Cannot say: a control run is not finite, so rounding alone makes this training diverge."
-        return CurveAnswer(outcome="cannot say", sentence=sentence, compared=())
+        return CurveAnswer(outcome="cannot say", sentence=sentence)
     step, which = met.steps[where[0]], "A" if ends[0] is not None else "B"
     if len(met.controls) < LEAST_CONTROLS or any(place is not None for place in ends[2:]):
         sentence = (
             f"Cannot say: the loss of {which} is not finite at step {step}, and without {LEAST_CONTROLS}"
             " control runs that stay finite nothing tells whether rounding does that."
         )
-        return CurveAnswer(outcome="cannot say", sentence=sentence, compared=())
+        return CurveAnswer(outcome="cannot say", sentence=sentence)
     sentence = (
         f"They differ from step {step} on: the loss of {which} is not finite there, and finite in the other"
         f" run and in {plural(len(met.controls), 'control run')}."
     )
-    return CurveAnswer(outcome="differ", sentence=sentence, step=step, compared=())
+    return CurveAnswer(outcome="differ", sentence=sentence, step=step)
 
 
 def _untrained(met: AlignedCurves, metric: Metric) -> str | None:
@@ -291,12 +285,12 @@ def _against_bound(met: AlignedCurves, *, bound: float | None, resolution: float
                 outcome="one curve", sentence=f"One curve: {over}, within {limit:.2g} as stated.", compared=()
             )
         sentence = f"They differ from step {met.steps[outside]} on: {over}, where {limit:.2g} was stated."
-        return CurveAnswer(outcome="differ", sentence=sentence, step=met.steps[outside], compared=())
+        return CurveAnswer(outcome="differ", sentence=sentence, step=met.steps[outside])
     if not apart[farthest]:
         sentence = f"One curve: equal in every digit that was logged, over {plural(len(apart), 'step')}."
-        return CurveAnswer(outcome="one curve", sentence=sentence, compared=())
+        return CurveAnswer(outcome="one curve", sentence=sentence)
     sentence = (
         f"Cannot say: {over}, and without control runs nothing tells how far rounding reaches;"
         f" {LEAST_CONTROLS} control runs of A decide (--controls), or a stated bound (--bound)."
     )
-    return CurveAnswer(outcome="cannot say", sentence=sentence, compared=())
+    return CurveAnswer(outcome="cannot say", sentence=sentence)

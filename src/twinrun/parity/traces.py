@@ -99,6 +99,23 @@ def _steps(lines: Iterator[bytes]) -> Iterator[tuple[int, Digests]]:
         yield int(row["step"]), digests
 
 
+def judge_trace_files(a: Path, b: Path, controls: Sequence[Path]) -> Onset:
+    """Hold the traces at two places against each other; a folder of a run has control runs of its own."""
+    (first, *own), (second, *_) = map(_trace_files, (a, b))
+    return judge_traces(read_trace(first), read_trace(second), controls=[*map(read_trace, (*controls, *own))])
+
+
+def _trace_files(path: Path) -> list[Path]:
+    """Return the trace of a run folder and those of its control runs; a file is a trace itself."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.rglob("run.trace"))
+    if len(found) != 1:
+        hint = "`twinrun run RECIPE --trace` writes one a point; of several, name the file"
+        raise InputError("expected one trace", place=str(path), found=[str(one) for one in found], hint=hint)
+    return [*found, *sorted(found[0].parent.glob("control-*.trace"))]
+
+
 def judge_traces(a: Trace, b: Trace, *, controls: Sequence[Trace]) -> Onset:
     """Return the first step and layer at which B is farther from A than control runs of A are.
 

@@ -12,6 +12,8 @@ from twinrun.protocol.work import BlockWork, ModelWork
 
 Recomputation = ActivationCheckpointing
 Shards = Literal["none", "optimizer", "gradients", "parameters"]
+# Bits of a gigabit a second, as bytes.
+GIGABIT = 1e9 / 8
 
 
 @dataclass(frozen=True)

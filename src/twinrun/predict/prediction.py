@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from twinrun.manifests.vendor import Gpu
 from twinrun.predict.calibration import Calibration, Software
 from twinrun.predict.kernel_times import predicted_scan
 from twinrun.predict.memory import Memory, largest_microbatch, memory
-from twinrun.predict.parallel_layout import Machines, ParallelLayout
+from twinrun.predict.parallel_layout import GIGABIT, Machines, ParallelLayout
 from twinrun.predict.step import IMBALANCE, StepTime, step_time
 from twinrun.protocol.models.shape import ModelShape
 from twinrun.protocol.work import ModelWork
@@ -67,6 +67,30 @@ class Prediction:
         if middle is None:
             return None
         return middle * self.shape.flops_per_token() / self.machines.gpu.device_peak_flops
+
+    def summary(self) -> dict[str, Any]:
+        """Return it for JSON: bytes, seconds, tokens of a device in a second."""
+        machines, memory, time = self.machines, self.memory, self.time
+        return {
+            "gpu": machines.gpu.id,
+            "nodes": machines.nodes,
+            "devices_per_node": machines.devices_per_node,
+            "network_gbit_s": None if machines.network is None else machines.network / GIGABIT,
+            "model": self.shape.model_dump(),
+            "parameters": self.shape.parameters(),
+            "layout": asdict(self.layout),
+            "software": self.software.id,
+            "memory_bytes": asdict(memory) | {"total": memory.bytes},
+            "fit": memory.fit(machines.gpu),
+            "largest_microbatch": self.largest_microbatch,
+            "step_seconds": None if time is None else asdict(time) | {"total": time.seconds},
+            "tokens_per_second_per_device": self.tokens_per_second,
+            "interval_90_percent": self.interval,
+            "model_flops_share": self.model_flops_share,
+            "formula": self.shape.formula,
+            "cannot_say": self.unknown,
+            "distances": self.distances,
+        }
 
 
 def predict(

@@ -11,14 +11,12 @@ from twinrun.manifests.settings import overlay
 from twinrun.manifests.vendor import Gpu
 from twinrun.predict.calibration import Calibration, Software
 from twinrun.predict.memory import largest_microbatch
-from twinrun.predict.parallel_layout import Machines, ParallelLayout
+from twinrun.predict.parallel_layout import GIGABIT, Machines, ParallelLayout
 from twinrun.predict.prediction import Prediction, predict
 from twinrun.protocol.models.shape import ActivationCheckpointing, ModelShape, Positive
 from twinrun.protocol.training import Training
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-# Bits of a gigabit a second, as bytes.
-GIGABIT = 1e9 / 8
 
 
 @runtime_checkable

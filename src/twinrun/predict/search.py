@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from twinrun.foundation.errors import InputError
 from twinrun.predict.calibration import Calibration, Software
@@ -60,6 +61,11 @@ class OfferedLayout:
         """Return between what it lies, nine times of ten."""
         factor = math.exp(self.prediction.half)
         return self.price(tokens) / factor, self.price(tokens) * factor
+
+    def summary(self) -> dict[str, Any]:
+        """Return it for JSON: its prediction, tokens of all devices in a second, and the price of 1e9."""
+        rates = {name: getattr(self, name) for name in ("tokens_per_second", "sure_tokens_per_second")}
+        return self.prediction.summary() | rates | {"price_of_1e9_tokens": self.price(1e9)}
 
     def ordered(self, other: OfferedLayout) -> bool:
         """Say whether one is surely cheaper: their intervals do not overlap."""

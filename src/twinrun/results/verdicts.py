@@ -102,6 +102,10 @@ class Verdict(Frozen):
         """The reason of the outcome that counts."""
         return self.here.reason if self.here else self.reason
 
+    def shown(self) -> dict[str, object]:
+        """Return the verdict as commands print it in JSON, with the outcome that counts and its reason."""
+        return self.model_dump(mode="json") | {"final": self.final, "why": self.why}
+
     @property
     def apart(self) -> tuple[str, ...]:
         """Circumstances and fields in which the run differs from the published one, where that was asked."""

@@ -32,6 +32,7 @@ def acquire(
     *,
     recipe: str,
     engine: str,
+    sequence: int | None = None,
     files: int | None,
     endpoint: str | None,
     say: Callable[[str], None],
@@ -39,6 +40,7 @@ def acquire(
     """Return the folder with the shards of data set `name`, fetching and tokenising what is missing.
 
     Args:
+        sequence: tokens of a sequence of a training; those of the recipe's own model when None.
         files: take only this many files, the first by name; None takes all.
 
     Raises:
@@ -48,6 +50,8 @@ def acquire(
     """
     loaded = project.recipe(recipe)
     request = _request(loaded, name)
+    if sequence and request.sequence:
+        request = request.model_copy(update={"sequence": sequence})
     downloads = cache_root() / "downloads"
     local = _local_folder(project, loaded, request.source)
     workspace = Workspace(root=project.root, run=downloads, data=cache_root() / "data", source=local)

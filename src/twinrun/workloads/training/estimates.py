@@ -9,9 +9,8 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import GIB
 from twinrun.predict.calibration import calibration
 from twinrun.predict.memory import memory
-from twinrun.predict.parallel_layout import Machines
+from twinrun.predict.parallel_layout import GIGABIT, Machines
 from twinrun.predict.prediction import Prediction, predict
-from twinrun.predict.request import GIGABIT
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import COMPOSER, PLAIN, Training
