@@ -172,8 +172,8 @@ def _differ(
         f" {farthest.errors:.1f} standard errors above the middle of {runs}, of which a further one would be"
         f" up to {farthest.envelope:.2g}{because}."
     )
-    known = {"step": steps[place], "errors": farthest.errors, "parity": held}
-    return CurveAnswer(outcome="differ", sentence=sentence, compared=compared, **known)
+    found = CurveAnswer(outcome="differ", sentence=sentence, compared=compared, parity=held)
+    return found.model_copy(update={"step": steps[place], "errors": farthest.errors})
 
 
 def _first_outside(a: Sequence[float], b: Sequence[float], window: Window) -> int:
