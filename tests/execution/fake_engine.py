@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from twinrun.execution.engine import Command, NodeCommand, Workspace
+from twinrun.execution.engine import Command, Engine, NodeCommand, Workspace
 from twinrun.execution.engines import ENGINES
 from twinrun.execution.interpreter import Interpreter
 
@@ -59,23 +59,12 @@ class Script:
     """Commands that were ended or had ended."""
 
 
-class FakeEngine:
+class FakeEngine(Interpreter):
     """Renders as the running interpreter does, and plays its script."""
 
-    image_digest: str | None = None
-
     def __init__(self, script: Script, workspace: Workspace) -> None:
+        super().__init__(python="python", workspace=workspace)
         self._script = script
-        self._interpreter = Interpreter(python="python", workspace=workspace)
-
-    def changed_files(self, *, whole: bool = False) -> dict[str, str]:
-        return {}
-
-    def inside(self, path: Path) -> str:
-        return self._interpreter.inside(path)
-
-    def render(self, command: Command) -> NodeCommand:
-        return self._interpreter.render(command)
 
     def start(self, command: NodeCommand, *, log: Path) -> FakeRunning:
         if self._script.starting:
@@ -142,29 +131,26 @@ def torchrun_report(rank: int, status: int) -> str:
         """)
 
 
-@dataclass(frozen=True)
-class FakeKind:
-    """The row of the engine that plays `script`."""
+def kind(script: Script) -> type[Engine]:
+    """Return the row of the engine that plays `script`."""
 
-    script: Script
-    RUNS_IMAGES = False
-    ADDS_GROUPS = False
+    class FakeKind(Engine):
+        @classmethod
+        def renderer(cls, *, workspace: Workspace, **_of: Any) -> FakeEngine:
+            return FakeEngine(script, workspace)
 
-    def unusable(self, **_of: Any) -> str | None:
-        return None
+        @classmethod
+        def open_engine(cls, *, workspace: Workspace, **_of: Any) -> FakeEngine:
+            if script.opening:
+                raise script.opening
+            return FakeEngine(script, workspace)
 
-    def renderer(self, *, workspace: Workspace, **_of: Any) -> FakeEngine:
-        return FakeEngine(self.script, workspace)
-
-    def open_engine(self, *, workspace: Workspace, **_of: Any) -> FakeEngine:
-        if self.script.opening:
-            raise self.script.opening
-        return FakeEngine(self.script, workspace)
+    return FakeKind
 
 
 def register(script: Script, monkeypatch: pytest.MonkeyPatch) -> str:
     """Make `script` an engine that is found as all others are, and return its name; no wait between polls."""
-    monkeypatch.setitem(ENGINES, NAME, FakeKind(script))
+    monkeypatch.setitem(ENGINES, NAME, kind(script))
     monkeypatch.setattr("twinrun.execution.ranks.POLL_SECONDS", 0)
     monkeypatch.setattr("twinrun.execution.engine._POLL_SECONDS", 0)
     return NAME

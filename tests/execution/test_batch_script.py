@@ -18,10 +18,10 @@ from pydantic import BaseModel
 from tests.execution.placements import SITE, PlacementStandIn
 from tests.goldens import check_golden
 from twinrun.execution import schedulers
-from twinrun.execution.container_engine import ContainerRenderer
-from twinrun.execution.engine import Renderer, Workspace, log_folder
+from twinrun.execution.containers import Docker
+from twinrun.execution.engine import Engine, Workspace, log_folder
 from twinrun.execution.engines import ENGINES
-from twinrun.execution.image_file import PyxisRenderer, SifRenderer
+from twinrun.execution.image_file import Pyxis, Singularity
 from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.launchers import LAUNCHERS as KNOWN
 from twinrun.execution.launchers import load_launcher
@@ -99,15 +99,13 @@ def script(
     """Return the script of a placement."""
     workspace = Workspace(root=root, run=run, data=Path("/shared/data"), nodes=site.site)
     vendor = load_vendors(ROOT)[site.site.vendor]
-    renderer: Renderer = Interpreter(python=python, workspace=workspace)
+    renderer: Engine = Interpreter(python=python, workspace=workspace)
     if engine == "docker":
-        renderer = ContainerRenderer(image=image, vendor=vendor, workspace=workspace)
+        renderer = Docker(image=image, vendor=vendor, workspace=workspace)
     elif engine == "pyxis":
-        renderer = PyxisRenderer(file=Path("/shared/stack.sqsh"), vendor=vendor, workspace=workspace)
+        renderer = Pyxis(file=Path("/shared/stack.sqsh"), vendor=vendor, workspace=workspace)
     elif engine == "singularity":
-        renderer = SifRenderer(
-            program="singularity", file=Path("/shared/stack.sif"), vendor=vendor, workspace=workspace
-        )
+        renderer = Singularity(file=Path("/shared/stack.sif"), vendor=vendor, workspace=workspace)
     commands = RankCommands(
         renderer=renderer,
         launcher=load_launcher(launcher),

@@ -16,11 +16,10 @@ import pytest
 
 from tests.tiny_image import PODMAN as PODMAN_SETTINGS
 from tests.tiny_image import make_root_file_system
-from twinrun.execution.container import DOCKER, PODMAN
-from twinrun.execution.container_engine import ContainerEngine
+from twinrun.execution.containers import ContainerEngine
 from twinrun.execution.engine import Command, Engine, Workspace, run_to_end
 from twinrun.execution.engines import load_engine
-from twinrun.execution.image_file import SifRenderer
+from twinrun.execution.image_file import Apptainer
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.manifests.stack import LoadedStack, Stack
 from twinrun.manifests.vendor import load_vendors
@@ -80,14 +79,13 @@ sys.exit(5)
 STARTS = """
 import sys, time
 from pathlib import Path
-from twinrun.execution.container import PROGRAMS
-from twinrun.execution.container_engine import ContainerEngine
 from twinrun.execution.engine import Command, Workspace
+from twinrun.execution.engines import ENGINES
 from twinrun.manifests.vendor import load_vendors
-program, root, run, stays = PROGRAMS[sys.argv[1]], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+kind, root, run, stays = ENGINES[sys.argv[1]], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 workspace = Workspace(root=root, run=run, data=run)
 vendor = load_vendors(Path(sys.argv[5]))["cpu"]
-engine = ContainerEngine(image=sys.argv[6], vendor=vendor, workspace=workspace, program=program)
+engine = kind(image=sys.argv[6], vendor=vendor, workspace=workspace).opened()
 words = ("python", "-c", stays, engine.inside(run / "alive"))
 engine.start(engine.render(Command(arguments=words, variables={})), log=run / "log")
 time.sleep(600)
@@ -135,9 +133,9 @@ def engine(name: str, workspace: Workspace) -> Engine:
     vendor = load_vendors(ROOT)["cpu"]
     if name == "apptainer":
         file = Path(os.environ["TINY_SIF"])
-        return SifRenderer(program=name, file=file, vendor=vendor, workspace=workspace, whole=True)
-    program = DOCKER if name == "docker" else PODMAN
-    return ContainerEngine(image=IMAGE, vendor=vendor, workspace=workspace, program=program)
+        return Apptainer(file=file, vendor=vendor, workspace=workspace)
+    made: ContainerEngine = load_engine(name)(image=IMAGE, vendor=vendor, workspace=workspace)  # type: ignore[call-arg, assignment]
+    return made.opened()
 
 
 def left(name: str) -> list[str]:
@@ -266,9 +264,9 @@ def stack_of(sha256: str) -> LoadedStack:
 def test_no_daemon_and_no_image_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stack, vendor = stack_of("0" * 64), load_vendors(ROOT)["cpu"]
     kind = load_engine("docker")
-    assert kind.unusable(stack=stack, vendor=vendor) == f"no image {stack.image()}"
+    assert kind.unusable(stack=stack, vendor=vendor) == f"no image {stack.image()} on this machine"
     workspace = Workspace(root=tmp_path, run=tmp_path, data=tmp_path)
-    with pytest.raises(MachineError, match="the image is not on this machine"):
+    with pytest.raises(MachineError, match="no image"):
         kind.open_engine(stack=stack, vendor=vendor, workspace=workspace, say=print)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     assert "does not answer" in str(kind.unusable(stack=stack, vendor=vendor))

@@ -17,9 +17,9 @@ from pydantic import BaseModel
 
 from tests.execution.placements import PlacementStandIn
 from tests.goldens import check_golden, laid_out
-from twinrun.execution.container_engine import ContainerRenderer
-from twinrun.execution.engine import NodeCommand, Renderer, Workspace
-from twinrun.execution.image_file import SifRenderer
+from twinrun.execution.containers import Docker
+from twinrun.execution.engine import Engine, NodeCommand, Workspace
+from twinrun.execution.image_file import Apptainer
 from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.launchers import Rendezvous, load_launcher
 from twinrun.execution.ranks import Launch, RankCommands
@@ -64,7 +64,7 @@ class Rendered(NamedTuple):
 
 
 def rendered(
-    placement: PlacementStandIn, renderer: Renderer, workspace: Workspace
+    placement: PlacementStandIn, renderer: Engine, workspace: Workspace
 ) -> dict[str, tuple[Rendered, ...]]:
     commands = RankCommands(
         renderer=renderer,
@@ -88,16 +88,14 @@ def anywhere(root: Path) -> Workspace:
 def two_nodes(engine: str, vendor: Vendor) -> str:
     """Return what two nodes of a cluster start, whatever this machine is."""
     workspace = anywhere(Path("/project"))
-    renderer: Renderer = Interpreter(python="/environment/bin/python", workspace=workspace)
+    renderer: Engine = Interpreter(python="/environment/bin/python", workspace=workspace)
     if engine == "docker":
         # The groups of device files are this machine's.
         container = vendor.container.model_copy(update={"groups_of": ()})
         vendor = vendor.model_copy(update={"container": container, "hidden_by": ()})
-        renderer = ContainerRenderer(image="twinrun/stack:0123456789ab", vendor=vendor, workspace=workspace)
+        renderer = Docker(image="twinrun/stack:0123456789ab", vendor=vendor, workspace=workspace)
     if engine == "apptainer":
-        renderer = SifRenderer(
-            program="apptainer", file=Path("/shared/stack.sif"), vendor=vendor, workspace=workspace
-        )
+        renderer = Apptainer(file=Path("/shared/stack.sif"), vendor=vendor, workspace=workspace)
     found = rendered(TWO_NODES, renderer, workspace)
     shown = {
         point: [

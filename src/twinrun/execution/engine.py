@@ -1,4 +1,4 @@
-"""What an engine is: a stack provisioned so that commands run in it, with the folders that they see."""
+"""What an engine is, and the commands and folders that it is given."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import Field
 
 from twinrun.execution.container import Container
 from twinrun.foundation.manifest import Frozen
+from twinrun.foundation.processes import LocalProcess, read_output
 from twinrun.manifests.cluster import Site
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Vendor
@@ -114,21 +115,38 @@ class ProcessGroup(Protocol):
         """End the process and its children, politely first; returns when they are gone."""
 
 
-class Renderer(Protocol):
-    """How an engine writes its commands; needs no provisioned stack."""
+class Engine:
+    """How a stack becomes processes: it writes commands, and starts them here once it is open."""
+
+    RUNS_IMAGES = False
+    """Whether the stack is an image, with its kernels inside."""
+    ADDS_GROUPS = False
+    """Whether ranks get the groups of the device files, also where the user who starts them has not."""
+    image_digest: str | None = None
+    """What really runs, where it is an image; known once it is open."""
+
+    @classmethod
+    def unusable(cls, *, stack: LoadedStack, vendor: Vendor) -> str | None:
+        """Return why the stack cannot be provisioned here, as far as a glance tells, or None."""
+        return None
+
+    @classmethod
+    def renderer(cls, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> Engine:
+        """Return what writes the engine's commands, without provisioning anything."""
+        raise NotImplementedError
+
+    @classmethod
+    def open_engine(cls, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace, say: Say) -> Engine:
+        """Provision the stack and return the engine; raises MachineError."""
+        return cls.renderer(stack=stack, vendor=vendor, workspace=workspace)
 
     def inside(self, path: Path) -> str:
         """Return `path` as processes of this engine see it."""
+        return str(path)
 
     def render(self, command: Command) -> NodeCommand:
         """Return what starts `command` on a node; pure."""
-
-
-class Engine(Renderer, Protocol):
-    """A provisioned environment that commands run in."""
-
-    image_digest: str | None
-    """What really runs, where it is an image."""
+        raise NotImplementedError
 
     def changed_files(self, *, whole: bool = False) -> dict[str, str]:
         """Return what is wrong with each file that is not as it was installed; an image has its digest.
@@ -136,33 +154,16 @@ class Engine(Renderer, Protocol):
         Args:
             whole: hash everything, whatever was seen before.
         """
+        return {}
 
     def start(self, command: NodeCommand, *, log: Path) -> ProcessGroup:
         """Start on this machine what `render` returned, with its output in `log`."""
+        return LocalProcess(command.arguments, variables=command.variables, folder=command.folder, log=log)
 
     def read(self, command: Command) -> str:
         """Run a short `command` and return its standard output; raises RunError."""
-
-
-class EngineModule(Protocol):
-    """What each row of `engines` offers."""
-
-    @property
-    def RUNS_IMAGES(self) -> bool:  # noqa: N802
-        """Whether the stack is an image, with its kernels inside."""
-
-    @property
-    def ADDS_GROUPS(self) -> bool:  # noqa: N802
-        """Whether ranks get the groups of the device files, also where the user who starts them has not."""
-
-    def unusable(self, *, stack: LoadedStack, vendor: Vendor) -> str | None:
-        """Return why the stack cannot be provisioned here, as far as a glance tells, or None."""
-
-    def renderer(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> Renderer:
-        """Return what writes the engine's commands, without provisioning anything."""
-
-    def open_engine(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace, say: Say) -> Engine:
-        """Provision the stack and return the engine; raises MachineError."""
+        rendered = self.render(command)
+        return read_output(rendered.arguments, variables=rendered.variables, folder=rendered.folder)
 
 
 def run_to_end(engine: Engine, command: Command, *, log: Path, waiting: Callable[[int], object] = int) -> int:

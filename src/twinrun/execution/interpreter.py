@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from abc import ABC, abstractmethod
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -17,47 +16,23 @@ from twinrun.execution.installed_files import changed_files, seal
 from twinrun.foundation.cache import COMPLETE, bytecode_folder, environment_folder
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.locks import locked
-from twinrun.foundation.processes import LocalProcess, read_output
 from twinrun.foundation.text import plural, size
 from twinrun.manifests.stack import LoadedStack, framework_index, normalise, pins
 from twinrun.manifests.vendor import Vendor
 
 
-class LocalCommands(ABC):
-    """The part of an engine that starts what it renders, as the user who runs twinrun."""
-
-    image_digest: str | None = None
-
-    @abstractmethod
-    def render(self, command: Command) -> NodeCommand:
-        """Return the process that `command` becomes."""
-
-    def inside(self, path: Path) -> str:
-        """Return `path` itself: processes see folders under their own paths."""
-        return str(path)
-
-    def changed_files(self, *, whole: bool = False) -> dict[str, str]:
-        """Return nothing: only an environment of ours is known file by file."""
-        return {}
-
-    def start(self, command: NodeCommand, *, log: Path) -> LocalProcess:
-        """Start `command` with its output in `log`."""
-        return LocalProcess(command.arguments, variables=command.variables, folder=command.folder, log=log)
-
-    def read(self, command: Command) -> str:
-        """Run a short `command` and return its standard output; raises RunError."""
-        rendered = self.render(command)
-        return read_output(rendered.arguments, variables=rendered.variables, folder=rendered.folder)
-
-
-class Interpreter(LocalCommands):
-    """An engine whose commands run under one interpreter of this machine."""
+class Interpreter(Engine):
+    """The interpreter as it is; its differences from the lock are recorded."""
 
     def __init__(self, *, python: str, workspace: Workspace, search_path: str = "") -> None:
         """Take the interpreter at `python`; `search_path` goes behind the project in PYTHONPATH."""
-        self._python = python
-        self._workspace = workspace
-        self._search_path = search_path
+        self._python, self._workspace, self._search_path = python, workspace, search_path
+
+    @classmethod
+    def renderer(cls, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> Interpreter:
+        """Return the running interpreter."""
+        search_path = os.environ.get("PYTHONPATH", "")
+        return Interpreter(python=sys.executable, workspace=workspace, search_path=search_path)
 
     def render(self, command: Command) -> NodeCommand:
         """Return `command` under the interpreter, with the project on its search path."""
@@ -74,58 +49,38 @@ class Interpreter(LocalCommands):
         return NodeCommand(arguments=words, variables=variables, folder=self._workspace.root)
 
 
-class LockedEnvironment(Interpreter):
-    """An interpreter whose packages are those of a lock, file by file."""
+class Environment(Interpreter):
+    """The stack's lock in a virtual environment, made once for each lock and kept."""
 
     def __init__(self, *, folder: Path, workspace: Workspace) -> None:
         super().__init__(python=str(folder / "bin" / "python"), workspace=workspace)
         self._folder = folder
 
-    def changed_files(self, *, whole: bool = False) -> dict[str, str]:
-        """Hold the files against the RECORD of each wheel."""
-        return changed_files(self._folder, whole=whole)
-
-
-class Host:
-    """The interpreter as it is; differences from the lock are recorded."""
-
-    RUNS_IMAGES = False
-    ADDS_GROUPS = False
-
-    def unusable(self, *, stack: LoadedStack, vendor: Vendor) -> str | None:
-        """Return None: the running interpreter is always there."""
-        return None
-
-    def renderer(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> Interpreter:
-        """Return the running interpreter."""
-        search_path = os.environ.get("PYTHONPATH", "")
-        return Interpreter(python=sys.executable, workspace=workspace, search_path=search_path)
-
-    def open_engine(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace, say: Say) -> Engine:
-        """Return the running interpreter."""
-        return self.renderer(stack=stack, vendor=vendor, workspace=workspace)
-
-
-class Environment(Host):
-    """The stack's lock in a virtual environment, made once for each lock and kept."""
-
-    def renderer(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> LockedEnvironment:
+    @classmethod
+    def renderer(cls, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> Environment:
         """Return the interpreter of the environment, which may not be installed yet."""
         folder = environment_folder(stack.stack.name, stack.requirements_sha256(workspace.root))
-        return LockedEnvironment(folder=folder, workspace=workspace)
+        return Environment(folder=folder, workspace=workspace)
 
-    def open_engine(self, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace, say: Say) -> Engine:
+    @classmethod
+    def open_engine(
+        cls, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace, say: Say
+    ) -> Environment:
         """Return the environment of the stack's lock, installing it if this machine has not yet.
 
         Raises:
             MachineError: the packages cannot be had.
         """
-        folder = environment_folder(stack.stack.name, stack.requirements_sha256(workspace.root))
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(Path(f"{folder}.lock")):
-            if not (folder / COMPLETE).is_file():
-                _install(stack, folder, workspace.root, say)
-        return self.renderer(stack=stack, vendor=vendor, workspace=workspace)
+        found = cls.renderer(stack=stack, vendor=vendor, workspace=workspace)
+        found._folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(Path(f"{found._folder}.lock")):
+            if not (found._folder / COMPLETE).is_file():
+                _install(stack, found._folder, workspace.root, say)
+        return found
+
+    def changed_files(self, *, whole: bool = False) -> dict[str, str]:
+        """Hold the files against the RECORD of each wheel."""
+        return changed_files(self._folder, whole=whole)
 
 
 def _install(stack: LoadedStack, folder: Path, root: Path, say: Say) -> None:

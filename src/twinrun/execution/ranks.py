@@ -18,7 +18,6 @@ from twinrun.execution.engine import (
     Command,
     Engine,
     NodeCommand,
-    Renderer,
     Workspace,
     job_file,
     log_folder,
@@ -67,7 +66,7 @@ class LaunchResult(Frozen):
 class RankCommands:
     """The commands that start launches: engine, launcher and scheduler put together."""
 
-    renderer: Renderer
+    renderer: Engine
     launcher: Launcher
     scheduler: Scheduler
     workspace: Workspace

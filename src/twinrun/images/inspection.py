@@ -8,8 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twinrun.execution.container import DOCKER, PODMAN
-from twinrun.execution.container_engine import ContainerEngine
+from twinrun.execution.containers import Docker, Podman
 from twinrun.execution.engine import PYTHON, Command, Engine, Workspace
 from twinrun.execution.environment import steering_variables
 from twinrun.foundation.errors import InputError, RunError
@@ -88,10 +87,8 @@ def inspect_image(client: DockerClient, image: str, stack: LoadedStack, *, root:
         workspace = Workspace(root=root, run=Path(name, "run"), data=Path(name, "data"))
         for path in (workspace.run, workspace.data):
             path.mkdir()
-        program = PODMAN if daemon.is_podman(client) else DOCKER
-        engine = ContainerEngine(
-            image=attributes["Id"], vendor=deviceless, workspace=workspace, program=program
-        )
+        kind = Podman if daemon.is_podman(client) else Docker
+        engine = kind(image=attributes["Id"], vendor=deviceless, workspace=workspace).opened()
         measured = image_contents(engine, root)
     user = attributes["Config"]["User"] or "root"
     return ImageInventory(

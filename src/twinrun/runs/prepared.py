@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from twinrun.execution.engine import PYTHON, Command, Renderer, Workspace, job_file, log_folder, point_folder
+from twinrun.execution.engine import PYTHON, Command, Engine, Workspace, job_file, log_folder, point_folder
 from twinrun.execution.kernels import package_folders
 from twinrun.execution.ranks import METRICS, Launch, RankCommands
 from twinrun.execution.shell import RUN, RUN_FOLDER, set_run_folder, shell_line, word
@@ -57,7 +57,7 @@ class Prepared:
     """Its run folder is `$RUN` in a plan that is only printed."""
     script: Path | str
     """What ranks run: a file of the recipe, or a module of twinrun."""
-    renderer: Renderer
+    renderer: Engine
     """How commands are written: the engine itself, once it is open."""
     folders: Mapping[str, Path]
     """What ranks read, by what it is: data, documents, given, model."""
@@ -79,7 +79,7 @@ class Prepared:
         return self.workspace.run
 
     def opened(
-        self, engine: Renderer, *, folders: Mapping[str, Path], variables: Mapping[str, str]
+        self, engine: Engine, *, folders: Mapping[str, Path], variables: Mapping[str, str]
     ) -> Prepared:
         """Return the same with the engine that was opened, and what was prepared in it."""
         return replace(self, renderer=engine, folders={**self.folders, **folders}, variables=variables)

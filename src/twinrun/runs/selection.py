@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from twinrun.execution.engine import EngineModule
+from twinrun.execution.engine import Engine
 from twinrun.execution.engines import ENGINES, load_engine
 from twinrun.execution.launchers import LAUNCHERS, Launcher, load_launcher
 from twinrun.execution.schedulers import Scheduler, load_scheduler
@@ -72,7 +72,7 @@ class Selection:
 
     plan: Plan
     workload: Workload
-    engine: EngineModule
+    engine: type[Engine]
     launcher: Launcher
     scheduler: Scheduler
     choices: tuple[Choice, ...]
