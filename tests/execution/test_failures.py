@@ -18,10 +18,10 @@ from twinrun.execution.failures import Pulses, failure_of, hang, rank_states
 from twinrun.execution.launchers import load_launcher
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.files import write_atomically
+from twinrun.protocol.allocation import Placement
 from twinrun.protocol.job import REFUSED
 from twinrun.protocol.signals import PULSE as FOLDER
 from twinrun.protocol.signals import RankState
-from twinrun.workloads.workload import Placement
 
 TIMEOUT = """Timeout (0:00:10)!
 Thread 0x00007f (most recent call first):

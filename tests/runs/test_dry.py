@@ -76,7 +76,7 @@ def rendered(
     )
     job: Any = PlanJob(out=renderer.inside(workspace.run / "points" / placement.id))
     launch = Launch(placement=placement, script=workspace.root / "train.py", job=job)
-    nodes = commands.render(launch, attempt=PASTED)
+    nodes = commands.task(launch, attempt=PASTED).commands
     lines = (f"{prepare_line(launch)} && {shell_line(one)}" for one in nodes)
     return {placement.id: tuple(map(Rendered, nodes, lines))}
 

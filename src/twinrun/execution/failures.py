@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from twinrun.execution.engine import log_folder, point_folder
-from twinrun.execution.launchers import Culprit, RankPlacement, node_logs
+from twinrun.execution.launchers import Culprit, node_logs
 from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.foundation.manifest import load_json
 from twinrun.foundation.processes import end_of, last_lines
+from twinrun.protocol.allocation import Placement
 from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED, STOPPED
 from twinrun.protocol.signals import PULSE, RankState, interval
 
@@ -33,7 +34,7 @@ CulpritReader = Callable[[Sequence[str]], Culprit | None]
 
 
 def failure_of(
-    placement: RankPlacement,
+    placement: Placement,
     run: Path,
     logs: Sequence[Path],
     *,
@@ -161,7 +162,7 @@ def rank_states(folder: Path) -> list[RankState]:
 
 
 def hang(
-    states: Sequence[RankState], *, point: str, logs: Path, placement: RankPlacement | None = None
+    states: Sequence[RankState], *, point: str, logs: Path, placement: Placement | None = None
 ) -> RunError | None:
     """Return what to say where a rank ended itself because it made no progress, else None."""
     working = [one for one in states if one.end is None]
@@ -201,7 +202,7 @@ def _mute(states: Sequence[RankState]) -> list[RankState]:
     return [one for one in states if one.end is None and one.quiet > _QUIET_INTERVALS * interval(len(states))]
 
 
-def _log_of(logs: Path, placement: RankPlacement, rank: int) -> Path | None:
+def _log_of(logs: Path, placement: Placement, rank: int) -> Path | None:
     """Return the log of a rank below `logs`, wherever the launcher's version puts it; None for none."""
     node, local = divmod(rank, placement.devices_per_node)
     folder = Path(node_logs(str(logs), placement=placement, node=str(node)))

@@ -4,34 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from twinrun.execution import shell
-from twinrun.execution.engine import PYTHON, Command, NodeCommand
+from twinrun.execution.engine import PYTHON, Command
 from twinrun.execution.task import Abilities
 from twinrun.foundation.errors import require_known
+from twinrun.protocol.allocation import Placement
 from twinrun.protocol.job import OUT_OF_MEMORY
-
-
-class RankPlacement(Protocol):
-    """Where the ranks of one point go."""
-
-    @property
-    def id(self) -> str:
-        """Name of the point."""
-
-    @property
-    def nodes(self) -> int:
-        """Machines."""
-
-    @property
-    def devices_per_node(self) -> int:
-        """Ranks of each machine, one a device."""
-
-    @property
-    def world_size(self) -> int:
-        """Ranks in all."""
 
 
 class Rendezvous(NamedTuple):
@@ -63,7 +44,7 @@ class Launcher:
         """Return why ranks cannot be started on what a scheduler with these abilities gives, or None."""
         return None
 
-    def starter(self, placement: RankPlacement, *, cores: int) -> tuple[str, ...]:
+    def starter(self, placement: Placement, *, cores: int) -> tuple[str, ...]:
         """Return the words that start a command for every rank from the first node; empty for one a node.
 
         Args:
@@ -75,38 +56,32 @@ class Launcher:
         self,
         command: Command,
         *,
-        placement: RankPlacement,
+        placement: Placement,
         node: str,
         rendezvous: Rendezvous,
         logs: str,
         cores: int,
-        in_stack: Callable[[Command], NodeCommand],
-    ) -> NodeCommand:
-        """Return what is started on one node so that every rank of it runs `command`; pure.
+    ) -> Command:
+        """Return what the stack runs on one node so that every rank of it runs `command`; pure.
 
         Args:
             node: place of the node among those of the allocation, or what stands for it.
             logs: folder for a log of each rank, as the ranks see it.
-            cores: CPU cores that the ranks of the node share.
-            in_stack: the engine's `render`; a launcher of the stack goes inside, one of the node around it.
+            cores: CPU cores of each rank.
         """
         assert command.arguments[0] == PYTHON
         words, own = self.inside(placement, node, rendezvous, logs)
-        threads = {
-            "OMP_NUM_THREADS": str(max(1, cores // placement.devices_per_node)),
-            # Threads that spin while they wait take the cores from whatever else runs here: with two busy
-            # processes beside it, one CPU rank took 2.2 s a step instead of 0.37.
-            "OMP_WAIT_POLICY": "PASSIVE",
-        }
-        update = {
-            "arguments": (PYTHON, *words, *command.arguments[1:]),
-            "variables": {**threads, **own, **command.variables},
-            "reaches_nodes": placement.nodes > 1,
-        }
-        return in_stack(command.model_copy(update=update))
+        # Threads that spin while they wait take the cores from whatever else runs here: with two busy
+        # processes beside it, one CPU rank took 2.2 s a step instead of 0.37.
+        threads = {"OMP_NUM_THREADS": str(cores), "OMP_WAIT_POLICY": "PASSIVE"}
+        return Command(
+            arguments=(PYTHON, *words, *command.arguments[1:]),
+            variables={**threads, **own, **command.variables},
+            reaches_nodes=placement.nodes > 1,
+        )
 
     def inside(
-        self, placement: RankPlacement, node: str, rendezvous: Rendezvous, logs: str
+        self, placement: Placement, node: str, rendezvous: Rendezvous, logs: str
     ) -> tuple[tuple[str, ...], dict[str, str]]:
         """Return the words of the stack's Python before the command, and the variables of every rank."""
         return (), {
@@ -125,14 +100,14 @@ class Launcher:
 
 
 class Torchrun(Launcher):
-    """One agent a node, which starts the node's ranks."""
+    """One agent a node, which starts the node's ranks; it is a program of the stack."""
 
     _FAILURE = re.compile(r"^\s*rank\s*: (\d+).*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 
     def inside(
-        self, placement: RankPlacement, node: str, rendezvous: Rendezvous, logs: str
+        self, placement: Placement, node: str, rendezvous: Rendezvous, logs: str
     ) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Return the agent of one node; it is a program of the stack."""
+        """Return the agent of one node."""
         alone = placement.nodes == 1
         # `static` keeps ranks in the order of the nodes, `c10d` does not.
         meeting = (
@@ -154,17 +129,15 @@ class Torchrun(Launcher):
         Ranks that lose a peer fail as well, and may be seen first: a rank that was killed, or that ran
         out of memory, is the cause whatever torchrun calls one; the others it ends with SIGTERM.
         """
-        found = []
+        found: list[Culprit] = []
         for log in logs:
             _, told, report = log.rpartition("\nFailures:\n")
             others, _, first = report.partition("Root Cause (first observed failure):")
-            causes = self._failures(first)
-            found += [*causes, *self._failures(others)] if told and causes else []
+            if told and (causes := self._FAILURE.findall(first)):
+                named = (*causes, *self._FAILURE.findall(others))
+                found += [Culprit(int(rank), int(status)) for rank, status in named]
         own = (one for one in found if one.status == OUT_OF_MEMORY or -signal.SIGTERM != one.status < 0)
         return next(own, next(iter(found), None))
-
-    def _failures(self, report: str) -> list[Culprit]:
-        return [Culprit(int(rank), int(status)) for rank, status in self._FAILURE.findall(report)]
 
 
 class Srun(Launcher):
@@ -187,7 +160,7 @@ class Srun(Launcher):
         """Return that the scheduler must be Slurm, where it is another."""
         return None if abilities.steps else "srun starts ranks where the scheduler is Slurm"
 
-    def starter(self, placement: RankPlacement, *, cores: int) -> tuple[str, ...]:
+    def starter(self, placement: Placement, *, cores: int) -> tuple[str, ...]:
         """Return the srun that starts one task for each rank."""
         return (
             *("srun", f"--nodes={placement.nodes}", f"--ntasks={placement.world_size}"),
@@ -201,12 +174,8 @@ class Srun(Launcher):
 
     def culprit(self, logs: Sequence[str]) -> Culprit | None:
         """Return the first task that srun names; those that it ends for it are named later."""
-        found = (one for log in logs for one in self._ENDED.findall(log))
-        ends = (
-            Culprit(int(rank), int(status) if status else -self._SIGNALS[name])
-            for rank, status, name in found
-        )
-        return next(ends, None)
+        found = next((one for log in logs if (one := self._ENDED.search(log))), None)
+        return found and Culprit(int(found[1]), int(found[2]) if found[2] else -self._SIGNALS[found[3]])
 
 
 class Mpirun(Launcher):
@@ -220,7 +189,7 @@ class Mpirun(Launcher):
         """Return that the scheduler must name hosts, where it does not."""
         return None if abilities.hosts else "mpirun starts ranks where a scheduler names the hosts of its job"
 
-    def starter(self, placement: RankPlacement, *, cores: int) -> tuple[str, ...]:
+    def starter(self, placement: Placement, *, cores: int) -> tuple[str, ...]:
         """Return the mpirun that starts one process for each rank, those of a node side by side."""
         return (
             *("mpirun", "--hostfile", "$TWINRUN_HOSTS", "-n", str(placement.world_size)),
@@ -247,6 +216,6 @@ def load_launcher(name: str) -> Launcher:
     return LAUNCHERS[name]
 
 
-def node_logs(logs: str, *, placement: RankPlacement, node: str) -> str:
+def node_logs(logs: str, *, placement: Placement, node: str) -> str:
     """Return the folder for the logs of a node's ranks; below it a launcher counts ranks from 0."""
     return f"{logs}/node-{node}" if placement.nodes > 1 else logs

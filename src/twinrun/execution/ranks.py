@@ -17,7 +17,6 @@ from twinrun.execution.engine import (
     PYTHON,
     Command,
     Engine,
-    NodeCommand,
     Workspace,
     job_file,
     log_folder,
@@ -25,15 +24,15 @@ from twinrun.execution.engine import (
     stop_file,
 )
 from twinrun.execution.failures import Pulses, failure_of, with_last_words
-from twinrun.execution.launchers import Launcher, RankPlacement, Rendezvous
+from twinrun.execution.launchers import Launcher, Rendezvous
 from twinrun.execution.pending import Pending, SchedulerSilentError, forget_pending, remember
 from twinrun.execution.schedulers import Scheduler, Submission
 from twinrun.execution.task import Task
 from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError
 from twinrun.foundation.files import write_atomically
-from twinrun.foundation.manifest import Frozen, load_json
+from twinrun.foundation.manifest import load_json
 from twinrun.machine.memory import kills_for_memory
-from twinrun.protocol.allocation import Allocation, NodeReport, RankReport
+from twinrun.protocol.allocation import Allocation, NodeReport, Placement, RankReport
 from twinrun.protocol.job import Job, MetricsLine, Stop
 from twinrun.protocol.job import forget as forget_lines
 
@@ -47,19 +46,11 @@ Show = Callable[[bytes], None]
 class Launch:
     """What is started for a point: its script, with one job for all ranks of a placement."""
 
-    placement: RankPlacement
+    placement: Placement
     script: Path | str
     """A file, or the name of a module."""
     job: Job
     """Its paths are as the ranks see them."""
-
-
-class LaunchResult(Frozen):
-    """A launch that ended well."""
-
-    attempt: str
-    """What the lines of its metrics carry."""
-    allocation: Allocation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,44 +68,39 @@ class RankCommands:
 
     def task(self, launch: Launch, *, attempt: str) -> Task:
         """Return what the scheduler starts for `launch`; pure. Raises MachineError where srun alone leads."""
-        placement, commands = launch.placement, self.render(launch, attempt=attempt)
-        cores, ranks = self._rank_cores(placement), placement.devices_per_node
-        task = Task(point=placement.id, nodes=placement.nodes, ranks_per_node=ranks, commands=commands)
-        starter = self.launcher.starter(placement, cores=cores)
-        own = {"cores_per_rank": cores, "starter": starter, "identity": self.launcher.IDENTITY}
-        return task.model_copy(update=own)
-
-    def _rank_cores(self, placement: RankPlacement) -> int:
-        """Return the cores of each rank: those that the site gives it, or its share of this machine."""
-        site = self.scheduler.site
-        return site.site.rank_cores if site else max(1, self.cores // placement.devices_per_node)
-
-    def render(self, launch: Launch, *, attempt: str) -> tuple[NodeCommand, ...]:
-        """Return the command of each node of `launch`, or the one that all start; see `task`."""
-        inside, placement, script = self.renderer.inside, launch.placement, launch.script
+        placement, script, site = launch.placement, launch.script, self.scheduler.site
+        inside, run, ranks = self.renderer.inside, self.workspace.run, placement.devices_per_node
+        cores = site.site.rank_cores if site else max(1, self.cores // ranks)
         program = (inside(script),) if isinstance(script, Path) else ("-m", script)
-        job = inside(job_file(self.workspace.run, placement.id))
-        words, variables = (PYTHON, *program, "--job", job), dict(self.variables)
-        command = Command(arguments=words, variables=variables)
+        words = (PYTHON, *program, "--job", inside(job_file(run, placement.id)))
         meeting = Rendezvous(first_node=self.scheduler.first_node(), port=self.scheduler.port(), id=attempt)
-        rendered = tuple(
+        commands = [
             self.launcher.render(
-                command,
+                Command(arguments=words, variables=dict(self.variables)),
                 placement=placement,
                 node=node,
                 rendezvous=meeting,
-                logs=inside(log_folder(self.workspace.run, placement.id)),
-                cores=self._rank_cores(placement) * placement.devices_per_node,
-                in_stack=self.renderer.render,
+                logs=inside(log_folder(run, placement.id)),
+                cores=cores,
             )
             for node in self.scheduler.node_names(placement.nodes)
-        )
-        others = [word for word in self.launcher.starter(placement, cores=1)[:1] if word != "srun"]
+        ]
+        rendered = tuple(map(self.renderer.render, commands))
+        starter = self.launcher.starter(placement, cores=cores)
+        others = [word for word in starter[:1] if word != "srun"]
         if rendered[0].srun_options and (not self.scheduler.abilities.steps or others):
             hint = "add --cluster SITE of Slurm, and the launcher srun or torchrun"
             found, message = f"--scheduler {self.scheduler.name}", "srun alone starts commands of this engine"
             raise MachineError(message, place=placement.id, found=", ".join([found, *others]), hint=hint)
-        return rendered
+        return Task(
+            point=placement.id,
+            nodes=placement.nodes,
+            ranks_per_node=ranks,
+            cores_per_rank=cores,
+            commands=rendered,
+            starter=starter,
+            identity=self.launcher.IDENTITY,
+        )
 
 
 class Ranks:
@@ -125,15 +111,14 @@ class Ranks:
         self._engine, self._commands = engine, commands
         self._run, self._scheduler = commands.workspace.run, commands.scheduler
 
-    def inside(self, path: Path) -> str:
-        """Return `path` as the ranks see it."""
-        return self._engine.inside(path)
-
-    def run(self, launch: Launch, *, place: int = 0, show: Show) -> LaunchResult | None:
+    def run(self, launch: Launch, *, place: int = 0, show: Show) -> Allocation | None:
         """Run `launch` in a fresh folder, showing each line of its metrics; None when memory ran out.
 
         Args:
             place: which of the attempts at the point it is, counted from 0.
+
+        Returns:
+            The nodes that it ran on.
 
         Raises:
             Interrupted: the ranks were told to end; says after which step they have saved.
@@ -152,54 +137,64 @@ class Ranks:
     def goes_on(self, pending: Pending) -> bool:
         """Say whether what was submitted has not ended; raises as `run` does."""
         try:
-            return self._adopt(pending).poll() is None
+            return self.adopted(pending).poll() is None
         except (RunError, RunInterruptedError):
             # Whoever collects it says so.
             return False
 
-    def collect(self, placement: RankPlacement, pending: Pending, *, show: Show) -> LaunchResult | None:
+    def collect(self, placement: Placement, pending: Pending, *, show: Show) -> Allocation | None:
         """Go on with what was submitted, by this process or another, as `run` does."""
-        return self._follow(placement, self._adopt(pending), pending, offset=0, show=show)
+        return self._follow(placement, self.adopted(pending), pending, offset=0, show=show)
 
-    def _adopt(self, pending: Pending) -> Submission:
+    def adopted(self, pending: Pending) -> Submission:
+        """Return what was submitted, by this process or another."""
         logs = log_folder(self._run, pending.point)
         return self._scheduler.adopt(pending.handle, point=pending.point, logs=logs)
 
     def _submit(self, launch: Launch, *, place: int, detached: bool) -> tuple[Submission, Pending]:
-        point, attempt = launch.placement.id, uuid.uuid4().hex[:12]
+        point, attempt, site = launch.placement.id, uuid.uuid4().hex[:12], self._scheduler.site
         clear(self._run, point)
         job = launch.job.model_copy(update={"attempt": attempt})
-        write_atomically(job_file(self._run, point), job_text(job))
+        write_atomically(job_file(self._run, point), job.model_dump_json(indent=1) + "\n")
         submission = self._scheduler.submit(
             self._commands.task(launch, attempt=attempt),
             run=self._run,
             logs=log_folder(self._run, point),
             start=lambda command, log: self._engine.start(command, log=log),
         )
-        site = self._scheduler.site.name if self._scheduler.site else ""
-        told = {"point": point, "place": place, "attempt": attempt, "detached": detached, "site": site}
-        told |= {"scheduler": self._scheduler.name, "handle": submission.handle}
-        pending = Pending.model_validate(told)
+        pending = Pending(
+            point=point,
+            place=place,
+            attempt=attempt,
+            detached=detached,
+            site=site.name if site else "",
+            scheduler=self._scheduler.name,
+            handle=submission.handle,
+        )
         if pending.handle:
             remember(self._run, pending)
         return submission, pending
 
     def _follow(
-        self, placement: RankPlacement, submission: Submission, pending: Pending, *, offset: int, show: Show
-    ) -> LaunchResult | None:
+        self, placement: Placement, submission: Submission, pending: Pending, *, offset: int, show: Show
+    ) -> Allocation | None:
         """Follow what was submitted to its end; what may go on alone is remembered, all else is ended."""
-        point, alike, local = placement.id, False, self._scheduler.site is None
-        lines = _Lines(self._run / METRICS, attempt=pending.attempt, show=show, offset=offset)
-        pulses = Pulses(point_folder(self._run, point), point=point, here=local)
+        point, local = placement.id, self._scheduler.site is None
+        folder, stopped = point_folder(self._run, point), stop_file(self._run, point)
+        pulses = Pulses(folder, point=point, here=local)
         # How often the kernel of the ranks has killed for memory, where it can be asked.
-        before = kills_for_memory() if local else None
+        before, alike = kills_for_memory() if local else None, False
         try:
-            while (status := submission.poll()) is None:
-                alike = alike or self._alike(placement)
-                lines.follow()
+            while True:
+                status = submission.poll()
+                offset = _shown(self._run / METRICS, offset, attempt=pending.attempt, show=show)
+                if status is not None:
+                    break
+                if not alike and len(list((folder / "ranks").glob("*.json"))) >= placement.world_size:
+                    _demand_same_software(rank_reports(folder), point)
+                    alike = True
                 pulses.demand_fresh()
                 time.sleep(POLL_SECONDS)
-            lines.follow()
         except SchedulerSilentError:
             raise
         except BaseException as error:
@@ -212,70 +207,49 @@ class Ranks:
         submission.cancel()
         forget_pending(self._run, point)
         if status == 0:
-            return LaunchResult(attempt=pending.attempt, allocation=self._allocation(placement, submission))
-        stopped = stop_file(self._run, point)
+            return self._allocation(folder, submission, point)
         if stopped.exists():
             message = f"the ranks were told to end and have saved after step {load_json(stopped, Stop).step}"
             hint = "the same command with --resume goes on from there"
             raise RunInterruptedError(message, place=point, hint=hint)
-        now, culprit = kills_for_memory() if local else None, self._commands.launcher.culprit
+        now, culprit, logs = kills_for_memory(), self._commands.launcher.culprit, submission.logs()
         kills = None if now is None or before is None else now - before
-        logs = submission.logs()
         if failure := failure_of(placement, self._run, logs, culprit=culprit, status=status, kills=kills):
             raise failure
         return None
 
-    def _alike(self, placement: RankPlacement) -> bool:
-        """Say whether all ranks have reported; raises MachineError where the software of nodes differs."""
-        folder = point_folder(self._run, placement.id)
-        if len(list((folder / "ranks").glob("*.json"))) < placement.world_size:
-            return False
-        _demand_same_software(_described(rank_reports(folder)), placement.id)
-        return True
-
-    def _allocation(self, placement: RankPlacement, submission: Submission) -> Allocation:
+    def _allocation(self, folder: Path, submission: Submission, point: str) -> Allocation:
         """Return the nodes as their ranks report them; raises MachineError where their software differs."""
-        reports = rank_reports(point_folder(self._run, placement.id))
-        # Again: a job that was requeued may have got other nodes.
-        _demand_same_software(_described(reports), placement.id)
-        site, bindings = self._scheduler.site, tuple(one.binding for one in reports)
-        nodes = tuple(dict.fromkeys(report.host for report in reports)) or submission.nodes
-        name, bound = self._scheduler.name, bindings if any(bindings) else ()
-        told = _described(reports)
+        reports, site = rank_reports(folder), self._scheduler.site
+        bindings = tuple(one.binding for one in reports)
         return Allocation(
-            scheduler=name, site=site.name if site else None, nodes=nodes, reports=told, bindings=bound
+            scheduler=self._scheduler.name,
+            site=site.name if site else None,
+            nodes=tuple(dict.fromkeys(report.host for report in reports)) or submission.nodes,
+            # Again: a job that was requeued may have got other nodes.
+            reports=_demand_same_software(reports, point),
+            bindings=bindings if any(bindings) else (),
         )
 
 
-class _Lines:
-    """Shows the whole lines that one attempt appends to the metrics of a run."""
-
-    def __init__(self, metrics: Path, *, attempt: str, show: Show, offset: int) -> None:
-        self._metrics, self._attempt, self._show, self._offset = metrics, attempt, show, offset
-
-    def follow(self) -> None:
-        """Show the lines that have come since the last call."""
-        if not self._metrics.exists():
-            return
-        # Ranks that a scheduler starts again drop what they wrote before.
-        self._offset = min(self._offset, self._metrics.stat().st_size)
-        with self._metrics.open("rb") as stream:
-            stream.seek(self._offset)
-            new = stream.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            # A process that outlived its attempt may still write.
-            try:
-                if MetricsLine.model_validate_json(line).attempt == self._attempt:
-                    self._show(line)
-            except ValidationError:
-                continue
-
-
-def job_text(job: Job) -> str:
-    """Return what the job file holds."""
-    return job.model_dump_json(indent=1) + "\n"
+def _shown(metrics: Path, offset: int, *, attempt: str, show: Show) -> int:
+    """Show the whole lines of one attempt from `offset` on, and return where they end."""
+    if not metrics.exists():
+        return offset
+    # Ranks that a scheduler starts again drop what they wrote before.
+    offset = min(offset, metrics.stat().st_size)
+    with metrics.open("rb") as stream:
+        stream.seek(offset)
+        new = stream.read()
+    whole = new[: new.rfind(b"\n") + 1]
+    for line in whole.splitlines():
+        # A process that outlived its attempt may still write.
+        try:
+            if MetricsLine.model_validate_json(line).attempt == attempt:
+                show(line)
+        except ValidationError:
+            continue
+    return offset + len(whole)
 
 
 def rank_reports(folder: Path) -> list[RankReport]:
@@ -284,21 +258,21 @@ def rank_reports(folder: Path) -> list[RankReport]:
     return sorted(reports, key=lambda one: one.rank)
 
 
-def _described(reports: Sequence[RankReport]) -> dict[str, NodeReport]:
-    return {report.host: report.node for report in reports if report.node}
+def _demand_same_software(reports: Sequence[RankReport], point: str) -> dict[str, NodeReport]:
+    """Return the reports of nodes; raises MachineError where one has other software than most.
 
-
-def _demand_same_software(nodes: Mapping[str, NodeReport], point: str) -> None:
-    """Raise MachineError where a node has other software than most: its numbers would be nobody's."""
+    Its numbers would be nobody's.
+    """
+    nodes = {report.host: report.node for report in reports if report.node}
     found = {host: _software(node) for host, node in nodes.items()}
     most, _ = Counter(found.values()).most_common(1)[0] if found else ("", 0)
-    other = next((host for host, digest in found.items() if digest != most), None)
-    if other:
+    if other := next((host for host, digest in found.items() if digest != most), None):
         like = next(host for host, digest in found.items() if digest == most)
         message, allowed = "the nodes have different software", "one environment or image on all nodes"
         hint = f"install it anew on {other}, or leave that node out with `exclude` of cluster.toml"
         both = f"{other} has {found[other]}, {like} has {most}"
         raise MachineError(message, place=point, found=both, allowed=allowed, hint=hint)
+    return nodes
 
 
 def _software(node: NodeReport) -> str:

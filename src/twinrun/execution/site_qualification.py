@@ -1,7 +1,7 @@
 """What is true of a site, measured by one job of one node and one of two, in the engine that runs will use.
 
-The first job says what a node's ranks get, and is cancelled: what still writes afterwards was left behind.
-The second all-reduces over two nodes: it shows whether they find each other, and what carries messages.
+Each says what its ranks get, times an all-reduce, and is cancelled: what still writes its pulse then was left
+behind. The second shows whether two nodes find each other, and what carries messages between them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from twinrun.execution.batch import BatchScheduler
-from twinrun.execution.engine import PYTHON, Command, Engine, log_folder, point_folder
-from twinrun.execution.launchers import RankPlacement
-from twinrun.execution.ranks import METRICS, Launch, RankCommands, Ranks
-from twinrun.execution.task import Task
+from twinrun.execution.engine import Engine, log_folder, point_folder
+from twinrun.execution.pending import forget_pending
+from twinrun.execution.ranks import METRICS, Launch, RankCommands, Ranks, rank_reports
 from twinrun.foundation.errors import RunError, TwinrunError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
@@ -24,37 +23,12 @@ from twinrun.foundation.processes import end_of, last_lines
 from twinrun.foundation.signatures import SUFFIX, signature_of
 from twinrun.manifests.cluster import LoadedSite, Site
 from twinrun.manifests.vendor import Gpu
+from twinrun.protocol.allocation import Placement
 from twinrun.protocol.job import Job, ProofResult
+from twinrun.protocol.signals import PULSE
 
-# What the node runs: it says what it is given, then writes the time until it is killed; SIGTERM it ignores.
-_PROGRAM = """
-import json, os, pathlib, signal, socket, sys, time
-out, first = pathlib.Path(sys.argv[1]), sys.argv[2]
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-group = open("/proc/self/cgroup").read().strip().rpartition("::")[2]
-own = pathlib.Path("/sys/fs/cgroup") / group.lstrip("/")
-limits = [one / "memory.max" for one in (own, *own.parents)]
-texts = [one.read_text().strip() for one in limits if one.is_file()]
-whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-memory = min([whole, *(int(one) for one in texts if one != "max")])
-try:
-    import torch
-    devices = [torch.cuda.get_device_name(one) for one in range(torch.cuda.device_count())]
-except ImportError:
-    devices = []
-facts = {"host": socket.gethostname(), "cores": len(os.sched_getaffinity(0)), "memory_gib": memory >> 30}
-facts |= {"devices": devices, "interfaces": [name for _, name in socket.if_nameindex()], "resolved": True}
-try:
-    socket.getaddrinfo(first, None)
-except OSError:
-    facts["resolved"] = False
-(out / "alive").write_text("begins")
-(out / "facts.part").write_text(json.dumps(facts))
-(out / "facts.part").rename(out / "facts.json")
-for _ in range(1200):
-    (out / "alive").write_text(str(time.time()))
-    time.sleep(0.5)
-"""
+# What the ranks run: they say what they are given, and stay until they are killed; SIGTERM they ignore.
+PROOF: str | Path = "twinrun.train.proof"
 _POLL_SECONDS, _START_SECONDS, _LEFT_SECONDS = 0.5, 1800.0, 5.0
 # How NCCL, and RCCL after it, name what carries messages between nodes.
 _NETWORK = re.compile(r"Using network (\S[^\n]*)")
@@ -72,8 +46,6 @@ class NodeFacts(Frozen):
     devices: tuple[str, ...] = ()
     """Names of the GPUs that the framework sees."""
     interfaces: tuple[str, ...] = ()
-    resolved: bool = True
-    """Whether the name of the job's first node leads to an address."""
 
 
 class Qualification(Frozen):
@@ -101,19 +73,6 @@ class Qualification(Frozen):
     def slow(self) -> bool:
         """Whether sockets carried the messages."""
         return bool(re.match(r"Socket|TCP", self.transport))
-
-
-class Nodes(Frozen):
-    """All devices of so many nodes."""
-
-    id: str
-    nodes: int
-    devices_per_node: int
-
-    @property
-    def world_size(self) -> int:
-        """Ranks in all."""
-        return self.nodes * self.devices_per_node
 
 
 def qualification_file(site: LoadedSite) -> Path:
@@ -147,12 +106,13 @@ def qualify(
     faults = []
     for nodes in range(1, min(site.site.nodes, 2) + 1):
         try:
-            if nodes == 1:
-                found |= _measured_node(site.site, engine, commands)
-            else:
-                found |= _measured_pair(site.site, engine, commands, accelerator=accelerator)
+            measured = _measured(nodes, site.site, engine, commands, accelerator=accelerator)
         except TwinrunError as error:
             faults.append(" ".join(f"{error.place or ''}: {error.message}: {error.found or ''}".split()))
+        else:
+            # The first job starts cold.
+            left = bool(measured["left_after_cancel"] or found.get("left_after_cancel"))
+            found = measured | found | {"nodes": measured["nodes"], "left_after_cancel": left}
     found |= {"site": site.name, "declared_sha256": _digest(site.site), "engine": site.site.engine}
     found |= {"image": engine.image_digest, "created": datetime.datetime.now(datetime.UTC)}
     qualification = Qualification.model_validate(found | {"faults": tuple(faults)})
@@ -163,57 +123,66 @@ def qualify(
     return qualification
 
 
-def _measured_node(site: Site, engine: Engine, commands: RankCommands) -> dict[str, object]:
-    """Return what one node gives to a job, when it began, and whether something outlived its end."""
-    point, scheduler, run = "qualify-1", commands.scheduler, commands.workspace.run
-    logs, out = log_folder(run, point), point_folder(run, point)
-    for folder in (logs, out):
-        folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(scheduler, BatchScheduler):
+def _measured(
+    nodes: int, site: Site, engine: Engine, commands: RankCommands, *, accelerator: bool
+) -> dict[str, object]:
+    """Return what a job of so many nodes gets, how fast they speak, and whether it ends with a cancel."""
+    place = Placement(id=f"qualify-{nodes}", nodes=nodes, devices_per_node=site.devices_per_node)
+    point, run, ranks = place.id, commands.workspace.run, Ranks(engine=engine, commands=commands)
+    out, logs, inside = point_folder(run, point), log_folder(run, point), engine.inside
+    if isinstance(commands.scheduler, BatchScheduler):
         # What it refuses at once would wait for nodes for ever.
-        scheduler.judged()
-    words = (PYTHON, "-c", _PROGRAM, engine.inside(out), scheduler.first_node())
-    command = engine.render(Command(arguments=words, variables=dict(commands.variables), reaches_nodes=True))
-    ranks, cores = site.devices_per_node, site.rank_cores
-    task = Task(point=point, nodes=1, ranks_per_node=ranks, cores_per_rank=cores, commands=(command,))
-    job = scheduler.submit(task, run=run, logs=logs, start=lambda one, log: engine.start(one, log=log))
-    file, alive, deadline = out / "facts.json", out / "alive", time.monotonic() + _START_SECONDS
+        commands.scheduler.judged()
+    job = Job(
+        recipe="proof",
+        point=point,
+        world_size=place.world_size,
+        accelerator=accelerator,
+        out=inside(out),
+        metrics=inside(run / METRICS),
+        attempt="",
+    )
+    submitted = ranks.adopted(ranks.begin(Launch(placement=place, script=PROOF, job=job), place=0))
+    file, deadline = out / "result.json", time.monotonic() + _START_SECONDS
     try:
         while not file.exists():
-            if (status := job.poll()) is not None or time.monotonic() > deadline:
-                text = last_lines("\n".join(end_of(log) for log in job.logs()))
-                raise RunError(f"the job said nothing, and ended with {status}", place=point, found=text)
+            if (status := submitted.poll()) is not None or time.monotonic() > deadline:
+                text = last_lines(
+                    "\n".join(end_of(log) for log in (*submitted.logs(), *logs.rglob("std*.log")))
+                )
+                raise RunError(f"the job measured nothing, and ended with {status}", place=point, found=text)
             time.sleep(_POLL_SECONDS)
-        facts = load_json(file, NodeFacts)
-        # The files that the job prints to are made when it starts, and stay empty.
-        began = min((log.stat().st_mtime for log in job.logs()), default=None)
-        cold = file.stat().st_mtime - began if began else None
+        result, reports = load_json(file, ProofResult), rank_reports(out)
+        # The files that the job prints to are made when it starts.
+        began = min((log.stat().st_mtime for log in submitted.logs()), default=0.0)
+        cold = min(one.stat().st_mtime for one in (out / "ranks").iterdir()) - began
     finally:
-        job.cancel()
-    before = alive.read_text(encoding="ascii")
+        submitted.cancel()
+        forget_pending(run, point)
+    first, written = reports[0], _written(out)
     time.sleep(_LEFT_SECONDS)
-    left = before != alive.read_text(encoding="ascii")
-    return {"facts": facts, "nodes": (facts.host,), "cold_start_s": cold, "left_after_cancel": left}
+    assert first.node is not None
+    over = {one.node.transport.get("GLOO_SOCKET_IFNAME", "") for one in reports if one.node} - {""}
+    carried = transport(logs) or f"TCP over {', '.join(sorted(over)) or 'an interface of its choice'}"
+    facts = NodeFacts(
+        host=first.host,
+        cores=result.cores,
+        memory_gib=result.memory_bytes >> 30,
+        devices=tuple(one.name for one in first.node.devices),
+        interfaces=tuple(one.name for one in first.node.interfaces),
+    )
+    return {
+        "facts": facts,
+        "nodes": tuple(dict.fromkeys(one.host for one in reports)),
+        "cold_start_s": cold if began else None,
+        "left_after_cancel": written != _written(out),
+        **({"transport": carried, "bus_gb_s": result.bus_gb_s} if nodes > 1 else {}),
+    }
 
 
-def _measured_pair(
-    site: Site, engine: Engine, commands: RankCommands, *, accelerator: bool
-) -> dict[str, object]:
-    """Return what carries messages between two nodes, and how fast."""
-    placement: RankPlacement = Nodes(id="qualify-2", nodes=2, devices_per_node=site.devices_per_node)
-    run, point, size = commands.workspace.run, placement.id, placement.world_size
-    out, metrics = point_folder(run, point), engine.inside(run / METRICS)
-    told = {"recipe": "proof", "attempt": "", "accelerator": accelerator, "world_size": size}
-    job = Job.model_validate(told | {"point": point, "out": engine.inside(out), "metrics": metrics})
-    launch = Launch(placement=placement, script="twinrun.train.proof", job=job)
-    done = Ranks(engine=engine, commands=commands).run(launch, show=lambda _line: None)
-    if done is None:
-        raise RunError("a message of the all-reduce did not fit into a device", place=point)
-    over = {one.transport.get("GLOO_SOCKET_IFNAME", "") for one in done.allocation.reports.values()}
-    carried = transport(log_folder(run, point))
-    carried = carried or f"TCP over {', '.join(sorted(over - {''})) or 'an interface of its choice'}"
-    speed = load_json(out / "result.json", ProofResult).bus_gb_s
-    return {"nodes": done.allocation.nodes, "bus_gb_s": speed, "transport": carried}
+def _written(out: Path) -> float:
+    """Return when a rank last wrote its pulse."""
+    return max((one.stat().st_mtime for one in (out / PULSE).iterdir()), default=0.0)
 
 
 def transport(logs: Path) -> str:
@@ -247,7 +216,6 @@ def contradictions(site: Site, found: Qualification, *, gpus: Mapping[str, Gpu])
         hold("devices_per_node", site.devices_per_node, len(devices), false=few)
         hold("gpu", site.gpu or "none", names, false=bool(others))
         hold("interfaces", ", ".join(absent), ", ".join(facts.interfaces), false=bool(absent))
-        hold("names", "a first node", "no address of its name", false=not facts.resolved)
     left = bool(found.left_after_cancel)
     hold("cancel", "an end", "a process of the job that went on", false=left)
     hold("network", "a fast link", found.transport, false=is_slow(site, found))

@@ -12,6 +12,23 @@ from twinrun.foundation.manifest import Frozen
 IMAGE_VARIABLE = "TWINRUN_IMAGE"
 
 
+# Names of points are parts of paths: one name of a file system, which neither hides nor leads elsewhere.
+PointId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=@,+-]*$", max_length=120)]
+
+
+class Placement(Frozen):
+    """Where the ranks of something go, one rank a device."""
+
+    id: PointId
+    nodes: Annotated[int, Field(gt=0)]
+    devices_per_node: Annotated[int, Field(gt=0)]
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.nodes * self.devices_per_node
+
+
 class Interface(Frozen):
     """A network interface of a node."""
 

@@ -110,6 +110,10 @@ class ProofResult(Result):
     seconds: float
     """Time of one all-reduce, the shortest of several."""
     ranks: int
+    cores: int
+    """Processors that the processes of the first node may run on, before a rank binds itself."""
+    memory_bytes: int
+    """The limit of the job there, or the machine's memory where it has none."""
 
     @property
     def bus_gb_s(self) -> float:

@@ -163,7 +163,7 @@ class Prepared:
                     "variables": one.variables,
                     "line": f"{prepare} && {shell_line(one)}",
                 }
-                for one in self.commands.render(launch, attempt=PASTED)
+                for one in task.commands
             ]
         return found | ({"scripts": scripts} if scripts else {"commands": commands})
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twinrun.execution.engine import point_folder
 from twinrun.execution.pending import Pending, pending_of
-from twinrun.execution.ranks import LaunchResult, Ranks, rank_reports
+from twinrun.execution.ranks import Ranks, rank_reports
 from twinrun.foundation.errors import InputError, MachineError, RunError, require_equal
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
@@ -127,14 +127,14 @@ class SweepRun:
                 result = _result(self.prepared.run, point, workload.result)
                 sent = PointRecord(
                     id=point.id,
-                    hosts=launched.allocation.nodes,
+                    hosts=launched.nodes,
                     attempts=names[:place],
                     slow=tuple(Nose(point_folder(self.prepared.run, point.id)).new()),
                     result=result,
                 )
                 (measured,) = measured_points(plan, (sent,), self.prepared.selection.gpu)
                 self.display.end(point.id, status=summary(measured, workload.headline))
-                return PointOutcome(plan_sha256=plan.sha256(), point=sent, allocation=launched.allocation)
+                return PointOutcome(plan_sha256=plan.sha256(), point=sent, allocation=launched)
             self.display.end(point.id, status=f"{name}: out of memory")
         raise MachineError(
             "nothing that was tried fits into the memory of a device",
@@ -143,7 +143,7 @@ class SweepRun:
             hint=workload.smaller,
         )
 
-    def _start(self, point: Point, place: int, name: str, waiting: Pending | None) -> LaunchResult | None:
+    def _start(self, point: Point, place: int, name: str, waiting: Pending | None) -> Allocation | None:
         workload = self.prepared.selection.workload
         started = f"goes on with job {waiting.handle}" if waiting else "starting"
         self.display.begin(

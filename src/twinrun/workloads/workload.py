@@ -16,6 +16,7 @@ from twinrun.manifests.recipe import LoadedRecipe, Tables
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Gpu
 from twinrun.predict.point import PointPrediction
+from twinrun.protocol.allocation import Placement, PointId
 from twinrun.protocol.evaluation import DocumentsFile, PackageSource
 from twinrun.protocol.job import Checkpointing, Job, PowerReading, Result
 from twinrun.protocol.layout import Precision
@@ -62,23 +63,6 @@ class DataRequest(Frozen):
         mark = sha256_of_bytes(canonical_json([DATA_FORMAT, pinned, self.sequence]).encode())[:12]
         kind = f"{self.name}-python{python}" if self.source.kind == "standard-library" else self.name
         return f"{kind}-{self.sequence}-{mark}"
-
-
-# Names of points are parts of paths: one name of a file system, which neither hides nor leads elsewhere.
-PointId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=@,+-]*$", max_length=120)]
-
-
-class Placement(Frozen):
-    """Where the ranks of something go, one rank a device."""
-
-    id: PointId
-    nodes: Positive
-    devices_per_node: Positive
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.nodes * self.devices_per_node
 
 
 class Point(Placement, Generic[PointPart]):
