@@ -187,12 +187,12 @@ class Ranks:
         try:
             while True:
                 status = submission.poll()
-                offset = _shown(self._run / METRICS, offset, attempt=pending.attempt, show=show)
-                if status is not None:
-                    break
                 if not alike and len(list((folder / "ranks").glob("*.json"))) >= placement.world_size:
                     _demand_same_software(rank_reports(folder), point)
                     alike = True
+                offset = _shown(self._run / METRICS, offset, attempt=pending.attempt, show=show)
+                if status is not None:
+                    break
                 pulses.demand_fresh()
                 time.sleep(POLL_SECONDS)
         except SchedulerSilentError:
