@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -72,35 +71,6 @@ def test_a_changed_source_is_compiled_again(tmp_path: Path) -> None:
     second, said = variables(workspace)
     assert first != second
     assert said
-
-
-def test_what_the_package_has_compiled_is_there_to_be_kept(tmp_path: Path) -> None:
-    workspace = workspace_of(tmp_path, body="assert (options.output / 'cpu').read_text() == 'code'")
-    objects = workspace.packages[0] / "tiny_kernels/objects"
-    objects.mkdir()
-    (objects / "cpu").write_text("code")
-    (objects / "kernels.json").write_text(json.dumps({"archs": {"cpu": {}}}))
-    found, _ = variables(workspace)
-    assert (Path(found["TINY_KERNELS_OBJECTS"]) / "cpu").read_text() == "code"
-
-
-def test_code_of_architectures_that_nobody_asked_for_stays_where_it_is(tmp_path: Path) -> None:
-    workspace = workspace_of(tmp_path)
-    objects = workspace.packages[0] / "tiny_kernels/objects"
-    objects.mkdir()
-    (objects / "kernels.json").write_text(json.dumps({"archs": {"cpu": {}, "sm_90": {}}}))
-    found, _ = variables(workspace)
-    assert built(Path(found["TINY_KERNELS_OBJECTS"])) == {"cpu"}
-
-
-def test_without_a_compiler_code_beside_the_package_is_used(tmp_path: Path) -> None:
-    workspace = workspace_of(tmp_path, body="raise SystemExit(2)")
-    objects = workspace.packages[0] / "tiny_kernels/objects"
-    objects.mkdir()
-    (objects / "kernels.json").write_text(json.dumps({"archs": {"sm_90": {}}}))
-    found, said = variables(workspace, "sm_80", "sm_90")
-    assert found == {}
-    assert "what was compiled there before is used, for sm_90" in said[-1]
 
 
 def test_where_the_user_says_code_lies_nothing_is_compiled(

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from twinrun.execution.schedulers import client_of
-from twinrun.execution.site_checks import check_site
-from twinrun.execution.site_description import describe
+from twinrun.execution.site_checks import check_site, describe
 from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError
 from twinrun.foundation.manifest import validate
 from twinrun.manifests.cluster import ClusterTable, LoadedSite
@@ -199,7 +198,7 @@ def test_a_first_site_is_described(scheduler: str, tmp_path: Path) -> None:
     assert (made.memory_gib, made.partition, made.gres) == (992, "gpu", GRES[scheduler])
     if scheduler == "slurm":
         assert (made.vendor, made.gpu, made.account) == ("rocm", "mi250", "research")
-        assert "# or students" in text
+        assert "# of research, students" in text
 
 
 STATE = (
@@ -272,9 +271,9 @@ DISTRUST = (
 @pytest.mark.parametrize("text", DISTRUST)
 def test_a_machine_with_another_key_of_munge_is_told_so(text: str, tmp_path: Path) -> None:
     site = played("slurm", tmp_path, client=[sys.executable, "-c", f"import sys; sys.exit({text!r})"])
-    with pytest.raises(MachineError, match="does not accept the credentials of this machine") as caught:
+    with pytest.raises(MachineError, match="Slurm refuses") as caught:
         client_of(site).unusable(nodes=2)
-    assert (text in str(caught.value), "the controller's key" in str(caught.value)) == (True, True)
+    assert text in str(caught.value)
 
 
 def test_a_client_that_is_not_there_is_the_machines_fault(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from twinrun.execution import shell
 from twinrun.execution.job_script import LOG, SCRIPT, SET_UP_FAILED, STATUS_FILE, JobScript
 from twinrun.execution.pending import SchedulerSilentError
 from twinrun.execution.task import Abilities, Start, Task
-from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
+from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.processes import end_of, last_lines, read_output
@@ -31,6 +31,8 @@ _SETTLE_SECONDS = 5.0
 # Jobs that somebody or something else has ended, and that may go on; and those whose node went.
 _STOPPED = ("CANCELLED", "PREEMPTED", "TIMEOUT", "DEADLINE", "REVOKED")
 _LOST = ("NODE_FAIL", "BOOT_FAIL")
+# Slurm and munge say this of a key or clock unlike the controller's, and of a munge that does not run.
+_DISTRUST = re.compile(r"authentication error|munge (en|de)code failed|invalid credential", re.IGNORECASE)
 ENDLESS = float("1e18")
 
 
@@ -161,7 +163,7 @@ class BatchScheduler:
 
         Raises:
             RunError: it refuses, in its own words, or does not answer.
-            MachineError: it cannot be started.
+            MachineError: it cannot be started, or the scheduler does not know this machine.
         """
         command, place = (*self.site.site.client, *arguments), self.site.place
         if shutil.which(command[0]) is None:
@@ -170,11 +172,9 @@ class BatchScheduler:
         try:
             return read_output(command, variables={}, folder=Path.cwd(), seconds=_ANSWER_SECONDS)
         except RunError as error:
-            raise self.refusal(arguments[0], str(error.found or error.message).strip()) from None
-
-    def refusal(self, command: str, text: str) -> TwinrunError:
-        """Return what to say of a command that failed with `text`."""
-        return RunError(f"{self.title} refuses", place=command, found=text)
+            text = str(error.found or error.message).strip()
+            kind = MachineError if _DISTRUST.search(text) else RunError
+            raise kind(f"{self.title} refuses", place=arguments[0], found=text) from None
 
     def demand(self) -> None:
         """Raise InputError where jobs would get no device, or have an option twice."""
@@ -192,9 +192,9 @@ class BatchScheduler:
         """Return the jobs of twinrun."""
         return [job for job in self.all_jobs() if job.name.startswith("twinrun-")]
 
-    def nodes(self) -> list[NodeState]:
-        """Return the nodes of the site's partition that are in service."""
-        name = self.site.site.partition
+    def nodes(self, partition: str | None = None) -> list[NodeState]:
+        """Return the nodes of a partition, or of the site's, that are in service."""
+        name = partition or self.site.site.partition
         nodes = (one for one in self.all_nodes() if one.up)
         return [one for one in nodes if not (name and one.partitions) or name in one.partitions]
 
@@ -344,8 +344,8 @@ class BatchJob:
             time.sleep(0.2)
         if status is not None:
             return status
-        message, title = f"job {self.handle} ended without an exit status", self._scheduler.title
-        found = f"{title} does not know it: it was cancelled, out of time, or lost its node"
+        found = f"{self._scheduler.title} does not know it: it was cancelled, out of time, or lost its node"
+        message = f"job {self.handle} ended without an exit status"
         hint = "the same command with --resume starts the point again"
         raise RunInterruptedError(message, place=self._point, found=found, hint=hint)
 
@@ -353,16 +353,14 @@ class BatchJob:
         late = state.limit_seconds - self._scheduler.site.site.signal_seconds - 1
         if state.state in _STOPPED or (state.status and state.run_seconds >= late):
             found = f"{state.reason}, after {state.run_seconds:.0f} s on {state.nodes or 'no node'}"
-            hint, message = "the same command with --resume runs the points that are left", "was ended"
-            raise RunInterruptedError(
-                f"job {state.id} {message}: {state.state}", place=self._point, found=found, hint=hint
-            )
+            hint = "the same command with --resume runs the points that are left"
+            message = f"job {state.id} was ended: {state.state}"
+            raise RunInterruptedError(message, place=self._point, found=found, hint=hint)
         if state.state in _LOST:
             found = f"of {state.nodes}: {self._scheduler.faults() or 'no node is down any more'}"
             hint = "after mending it, or with it in `exclude` of cluster.toml, --resume goes on"
-            raise RunError(
-                f"job {state.id} lost a node: {state.state}", place=self._point, found=found, hint=hint
-            )
+            message = f"job {state.id} lost a node: {state.state}"
+            raise RunError(message, place=self._point, found=found, hint=hint)
         return state.status or int(state.state != "COMPLETED")
 
     def cancel(self) -> None:

@@ -148,12 +148,8 @@ class Engine:
         """Return what starts `command` on a node; pure."""
         raise NotImplementedError
 
-    def changed_files(self, *, whole: bool = False) -> dict[str, str]:
-        """Return what is wrong with each file that is not as it was installed; an image has its digest.
-
-        Args:
-            whole: hash everything, whatever was seen before.
-        """
+    def changed_files(self) -> dict[str, str]:
+        """Return what happened to files of an environment since it was installed; an image has its digest."""
         return {}
 
     def start(self, command: NodeCommand, *, log: Path) -> ProcessGroup:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -26,8 +25,6 @@ _PLACE = re.compile(r"\(most recent call first\):\n\s*File (.+)$", re.MULTILINE)
 _QUIET_INTERVALS = 5
 # So long a file system may hide what was written.
 _STALE_SECONDS, _FRESH_SECONDS, _LOOK_SECONDS = 45.0, 20.0, 2.0
-# A disk with less room takes no line of a log.
-_ROOM = 1 << 16
 # How srun names the command of a node that ended badly.
 _AGENT = re.compile(r"^srun: error: (\S+): task \d+: (.+)$", re.MULTILINE)
 CulpritReader = Callable[[Sequence[str]], Culprit | None]
@@ -61,7 +58,7 @@ def failure_of(
     if failed is None:
         agents = [f"the agent of {host}: {end}" for text in texts for host, end in _AGENT.findall(text)]
         cut = [described(one) for one in _mute(states) or states if one.end is None]
-        found = "; ".join([*agents[:1], *cut[:1]]) + (last_lines("\n".join(texts)) or empty(folder))
+        found = "; ".join([*agents[:1], *cut[:1]]) + (last_lines("\n".join(texts)) or "the log is empty")
         message = f"the ranks could not be started or ended with {_end(status, kills)[0]}"
         hint = f"the whole log is {', '.join(map(str, logs)) or 'empty'}"
         return RunError(message, place=point, found=found, hint=hint)
@@ -70,7 +67,7 @@ def failure_of(
     where = "".join(described(one) for one in states if one.rank == failed.rank)
     log, (end, remedy) = _log_of(folder, placement, failed.rank) or logs[0], _end(failed.status, kills)
     message = f"rank {failed.rank} of {placement.world_size} failed with {end}"
-    found = last_lines(end_of(log)) or empty(folder)
+    found = last_lines(end_of(log)) or "the log is empty"
     hint = f"the whole log is {log}; {remedy}--resume goes on"
     kinds = {REFUSED: MachineError, STOPPED: RunInterruptedError}
     kind = kinds.get(failed.status, RunError)
@@ -121,23 +118,16 @@ def _works(state: RankState) -> bool:
     return False
 
 
-def empty(folder: Path) -> str:
-    """Return what to say of logs in `folder` that are empty: that its disk is full, where it is."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    return f"the log is empty: the disk of {existing} is full" if free < _ROOM else "the log is empty"
-
-
 def _end(status: int, kills: int | None) -> tuple[str, str]:
     """Return an exit status in words, a negative one is a signal, and what to do before going on."""
-    text, mend = f"signal {-status}" if status < 0 else f"exit status {status}", "after mending the cause, "
     if status != -signal.SIGKILL:
-        return text, mend
+        return f"signal {-status}" if status < 0 else f"exit status {status}", "after mending the cause, "
     if kills:
         less = "choose a smaller model or microbatch, or free memory and "
-        return f"{text}: the kernel killed it because memory ran out", less
+        return "signal 9: the kernel killed it because memory ran out", less
     perhaps = "a rank that ends like this may have run out of memory"
-    return text, f"{perhaps if kills is None else 'the kernel did not do it for memory'}; {mend}"
+    known = perhaps if kills is None else "the kernel did not do it for memory"
+    return "signal 9", f"{known}; after mending the cause, "
 
 
 def with_last_words(error: RunError, *, run: Path, point: str) -> RunError:
@@ -169,7 +159,7 @@ def hang(
     if not working or not any(_HANG.search(end_of(log)) for log in logs.rglob("*.log")):
         return None
     rank, reason = _first_to_hang(working)
-    log = _log_of(logs, placement, rank.rank) if placement else None
+    log = placement and _log_of(logs, placement, rank.rank)
     # The main thread is the last of a traceback.
     place = "".join(f"; in {one}" for one in _PLACE.findall(end_of(log))[-1:]) if log else ""
     message = f"the ranks made no progress for {rank.limit:.0f} s and were killed"

@@ -6,18 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.metadata import distributions
 from pathlib import Path
 
 from uv import find_uv_bin
 
 from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Say, Workspace
-from twinrun.execution.installed_files import changed_files, seal
 from twinrun.foundation.cache import COMPLETE, bytecode_folder, environment_folder
 from twinrun.foundation.errors import MachineError
+from twinrun.foundation.files import write_atomically
 from twinrun.foundation.locks import locked
 from twinrun.foundation.text import plural, size
-from twinrun.manifests.stack import LoadedStack, framework_index, normalise, pins
+from twinrun.manifests.stack import LoadedStack, framework_index
 from twinrun.manifests.vendor import Vendor
 
 
@@ -78,9 +77,17 @@ class Environment(Interpreter):
                 _install(stack, found._folder, workspace.root, say)
         return found
 
-    def changed_files(self, *, whole: bool = False) -> dict[str, str]:
-        """Hold the files against the RECORD of each wheel."""
-        return changed_files(self._folder, whole=whole)
+    def changed_files(self) -> dict[str, str]:
+        """Return each file that was written after the installation; who sets its time back hides it."""
+        sealed = (self._folder / COMPLETE).stat().st_mtime_ns
+        found = {}
+        for folder, names, files in os.walk(self._folder):
+            # Of compiled Python ranks keep and read their own, in another folder.
+            names[:] = [name for name in names if name != "__pycache__"]
+            for path in (Path(folder, name) for name in files):
+                if path.lstat().st_mtime_ns > sealed:
+                    found[str(path.relative_to(self._folder))] = "written after the installation"
+        return dict(sorted(found.items()))
 
 
 def _install(stack: LoadedStack, folder: Path, root: Path, say: Say) -> None:
@@ -101,23 +108,10 @@ def _install(stack: LoadedStack, folder: Path, root: Path, say: Say) -> None:
             *("pip", "sync", "--require-hashes", "--link-mode", "hardlink", *options),
             *("--python", str(folder / "bin" / "python"), str(stack.lock(root))),
         )
-        _demand_installed(stack, folder, root)
+        write_atomically(folder / COMPLETE, "")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    say("holding the installed files against the hashes of their wheels, once")
-    seal(folder)
-
-
-def _demand_installed(stack: LoadedStack, folder: Path, root: Path) -> None:
-    """Raise MachineError where settings of uv have sent the packages somewhere else."""
-    wanted = pins((root / stack.folder / "requirements.in").read_text(encoding="utf-8"))
-    places = [str(place) for place in folder.glob("lib/python*/site-packages")]
-    found = {normalise(one.metadata["Name"]) for one in distributions(path=places)}
-    if absent := sorted(wanted.keys() - found):
-        hint = "take `target`, `prefix` or `no-install` out of uv's settings: UV_CONFIG_FILE, uv.toml"
-        message, missing = "uv has put the packages somewhere else", f"no {', '.join(absent)}"
-        raise MachineError(message, place=str(folder), found=missing, hint=hint)
 
 
 def _run_uv(*arguments: str) -> None:

@@ -5,10 +5,9 @@ A package whose code is loaded kernel by kernel compiles each when it is first c
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,11 @@ from twinrun.foundation.manifest import load_json
 from twinrun.foundation.processes import end_of, last_lines
 from twinrun.manifests.stack import SHARED_KERNELS
 
-# Where a package keeps its compiled code, and the file there that is written last.
-OBJECTS, INDEX = "objects", "kernels.json"
-# The module that compiles a package for architectures; it keeps what it made.
+# The file beside compiled code that is written last.
+INDEX = "kernels.json"
+# The module that compiles a package for architectures.
 COMPILE = "compile"
+_COMPILERS = f"*/{COMPILE}.py"
 # A package with this module can leave each kernel to its first call: `--first-use` looks for compilers alone.
 UNITS = "units"
 # Name of the emulation on a processor among architectures.
@@ -46,16 +46,13 @@ def kernel_variables(
     Where it cannot be compiled that is said, and the package itself says what it can do without.
     """
     found = {}
-    for package in (package for folder in workspace.packages for package in _packages(folder)):
+    for package in (path.parent for folder in workspace.packages for path in sorted(folder.glob(_COMPILERS))):
         variable = f"{package.name.upper()}_OBJECTS"
         objects = workspace.data / "kernels" / f"{package.name}-{'-'.join(archs)}-{_mark(package)}"
         if os.environ.get(variable):
             say(f"{variable} is set: {os.environ[variable]}")
         elif _compiled(package, objects, archs=archs, engine=engine, workspace=workspace, say=say):
             found[variable] = engine.inside(objects)
-        elif own := sorted(built(package / OBJECTS).intersection(archs)):
-            # Nobody can tell here whether it belongs to the source: the record has its digest.
-            say(f"{package / OBJECTS}: what was compiled there before is used, for {', '.join(own)}")
     return found
 
 
@@ -71,11 +68,6 @@ class _Index(BaseModel):
     archs: dict[str, Any]
 
 
-def _packages(folder: Path) -> Iterator[Path]:
-    """Yield the packages below `folder` that have a module to compile them."""
-    yield from (path.parent for path in sorted(folder.glob(f"*/{COMPILE}.py")))
-
-
 def _mark(package: Path) -> str:
     """Return what changes with every file that the compiled code depends on."""
     kernels = package.parents[1]
@@ -89,36 +81,24 @@ def _compiled(
 ) -> bool:
     """Say whether `objects` holds the compiled code, making it if it does not."""
     objects.parent.mkdir(parents=True, exist_ok=True)
-    own, partial = package / OBJECTS, objects.with_suffix(".part")
+    name, partial, log = (
+        package.name,
+        objects.with_suffix(".part"),
+        workspace.run / "log" / f"{package.name}.log",
+    )
     with locked(Path(f"{objects}.lock")):
         if built(objects).issuperset(archs):
             return True
-        when = ", each kernel when it is first called" if (package / f"{UNITS}.py").is_file() else ""
-        say(f"compiling {package.name} for {', '.join(archs)}, once{when}: {objects}")
+        later = ("--first-use",) if (package / f"{UNITS}.py").is_file() else ()
+        when = ", each kernel when it is first called" if later else ""
+        say(f"compiling {name} for {', '.join(archs)}, once{when}: {objects}")
         for folder in (partial, objects):
             shutil.rmtree(folder, ignore_errors=True)
-        if own.is_dir() and built(own).issubset(archs):
-            # The package compiles again what is missing, or is of another source or compiler.
-            # A compilation that writes there at this moment may take a file away.
-            with contextlib.suppress(OSError):
-                shutil.copytree(own, partial)
         output = ("--output", engine.inside(partial))
-        later = ("--first-use",) if (package / f"{UNITS}.py").is_file() else ()
-        arguments = (PYTHON, "-m", f"{package.name}.{COMPILE}", *output, *later, "--archs", *archs)
+        arguments = (PYTHON, "-m", f"{name}.{COMPILE}", *output, *later, "--archs", *archs)
         command = Command(arguments=arguments, variables={}, writes_data=True)
-        made = _run(command, package.name, engine=engine, workspace=workspace, say=say)
-        if made:
-            partial.rename(objects)
-    return made
-
-
-def _run(command: Command, name: str, *, engine: Engine, workspace: Workspace, say: Say) -> bool:
-    """Say whether a compilation succeeded, and where it did not, why."""
-    log = workspace.run / "log" / f"{name}.log"
-    if not run_to_end(
-        engine, command, log=log, waiting=lambda seconds: say(f"compiling {name}: {seconds} s")
-    ):
-        return True
-    tail = last_lines(end_of(log))
-    say(f"{name} is not compiled; the whole log is {log}\n{tail}")
-    return False
+        if run_to_end(engine, command, log=log, waiting=lambda past: say(f"compiling {name}: {past} s")):
+            say(f"{name} is not compiled; the whole log is {log}\n{last_lines(end_of(log))}")
+            return False
+        partial.rename(objects)
+    return True

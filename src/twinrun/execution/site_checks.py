@@ -1,9 +1,10 @@
-"""`doctor --cluster`: what cluster.toml says, held against the scheduler and against what was measured."""
+"""`doctor --cluster` and `cluster describe`: cluster.toml held against the scheduler, or written from it."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from twinrun.execution.batch import ENDLESS, BatchScheduler
@@ -11,33 +12,33 @@ from twinrun.execution.schedulers import client_of
 from twinrun.execution.site_qualification import (
     Qualification,
     contradictions,
+    fast_link,
     qualification_file,
     qualification_of,
 )
 from twinrun.foundation.cache import cache_root
-from twinrun.foundation.errors import TwinrunError
+from twinrun.foundation.errors import MachineError, TwinrunError
 from twinrun.foundation.files import sha256_of_bytes
 from twinrun.foundation.signatures import SUFFIX, UNSIGNED, signature_in, signed_by, signers_of
 from twinrun.foundation.text import duration
 from twinrun.machine.checks import HostCheck
 from twinrun.machine.doctor import Diagnosis
-from twinrun.manifests.cluster import LoadedSite, known_gpus
+from twinrun.manifests.cluster import LoadedSite, Site, known_gpus
+from twinrun.manifests.vendor import Gpu
 
-# Programs that engines and launchers need on every node; the others bring their own.
-_PROGRAMS = ("docker", "podman", "apptainer", "singularity", "mpirun", "srun")
-# Modules that bring the plugin for libfabric.
-_PLUGINS = ("ofi", "rccl-net-plugin", "singularity-AI-bindings")
+# A limit that no point of ours needs.
+_MOST_MINUTES = 240
+# Countable resources of PBS and Grid Engine that are devices.
+_DEVICES = ("gpu", "ngpus", "gpus")
 # What was found, what is needed, the status, and what to do where that is not `ok`.
 Row = tuple[str, str, str, str]
 
 
 def check_site(root: Path, site: LoadedSite) -> Diagnosis:
     """Ask the scheduler of a site for what cluster.toml says of it, and say what was measured there."""
-    asked = _Doctor(root, site)
-    names = ("scheduler", "nodes", "partition", "account", "devices", "cores", "memory", "job", "engine")
-    return Diagnosis(
-        checks=tuple(map(asked.check, (*names, "launcher", "network", "measured", "run folder", "cache")))
-    )
+    doctor = _Doctor(root, site)
+    names = ("scheduler", "nodes", "partition", "account", "devices", "cores", "memory", "job", "network")
+    return Diagnosis(checks=tuple(map(doctor.check, (*names, "measured", "folders"))))
 
 
 class _Doctor:
@@ -52,8 +53,7 @@ class _Doctor:
     def check(self, name: str) -> HostCheck:
         """Return the result of a check; what the scheduler refuses fails it."""
         try:
-            method: Callable[[], Row] = getattr(self, f"_{name.replace(' ', '_')}")
-            found, needed, status, hint = method()
+            found, needed, status, hint = getattr(self, f"_{name}")()
         except TwinrunError as error:
             text = " ".join(str(error.found or error.message).split())
             found, needed, status, hint = text, "an answer", "fail", f"see {self._place}"
@@ -72,8 +72,8 @@ class _Doctor:
         name, limit = self._client.longest(self._site.partition)
         wanted = self._site.minutes * 60
         found = f"{name or 'none'}, jobs of up to {'any time' if limit >= ENDLESS else duration(limit)}"
-        status = "fail" if limit < wanted else "ok"
-        return found, f"jobs of {duration(wanted)}", status, f"lower {self._place}.minutes"
+        hint = f"lower {self._place}.minutes"
+        return found, f"jobs of {duration(wanted)}", "fail" if limit < wanted else "ok", hint
 
     def _account(self) -> Row:
         accounts, wanted = self._client.accounts(), self._site.account
@@ -85,22 +85,23 @@ class _Doctor:
 
     def _devices(self) -> Row:
         self._client.demand()
-        nodes, count = self._client.nodes(), self._site.devices_per_node
-        found = sorted({", ".join(f"{key}:{one}" for key, one in node.devices.items()) for node in nodes})
+        kinds, count = [one.devices for one in self._client.nodes()], self._site.devices_per_node
+        found = sorted({", ".join(f"{key}:{number}" for key, number in one.items()) for one in kinds})
         wanted = self._site.gres if self._site.devices_by == "gres" else None
-        few = wanted and any(_count(node.devices, wanted) < count for node in nodes)
+        few = wanted and any(_count(one, wanted) < count for one in kinds)
         needed = f"{wanted}:{count}" if wanted else f"asked for by {self._site.devices_by}"
         hint = f"correct {self._place}.gres or .devices_per_node"
         return "; ".join(found) or "none", needed, "fail" if few else "ok", hint
 
     def _cores(self) -> Row:
         ranks, each = self._site.devices_per_node, self._site.rank_cores
-        counts = sorted({node.cores for node in self._client.nodes()})
-        plugin = self._client.setting("TaskPlugin")
+        counts, plugin = (
+            sorted({node.cores for node in self._client.nodes()}),
+            self._client.setting("TaskPlugin"),
+        )
         found = f"{', '.join(map(str, counts))} of a node for jobs{f'; {plugin}' if plugin else ''}"
-        few = bool(counts) and counts[0] < each * ranks
         hint = f"lower {self._place}.cores_per_node or set cores_per_rank"
-        return found, f"{ranks} x {each}", "fail" if few else "ok", hint
+        return found, f"{ranks} x {each}", "fail" if counts and counts[0] < each * ranks else "ok", hint
 
     def _memory(self) -> Row:
         sizes, wanted = sorted({node.memory_gib for node in self._client.nodes()}), self._site.memory_gib
@@ -116,39 +117,16 @@ class _Doctor:
         silent = f"{self._client.title} judges no job before it is queued"
         return options or silent, needed, "ok" if options else "unknown", "the first run shows it"
 
-    def _engine(self) -> Row:
-        return self._program(self._site.engine)
-
-    def _launcher(self) -> Row:
-        return self._program(self._site.launcher)
-
-    def _program(self, name: str) -> Row:
-        """Look for a program where the scheduler's commands run."""
-        if name not in _PROGRAMS:
-            return name, "nothing of the node", "ok", ""
-        there = bool(self._site.client) or shutil.which(name) is not None
-        hint = f"{name} is not here; a module of {self._place}.modules may bring it"
-        return name, f"{name} on the nodes", "ok" if there else "warn", hint
-
     def _network(self) -> Row:
         """Say what carried the collectives, where that was measured, else what the site file declares."""
-        site, measured = self._site, self._measurement
-        modules = [one for one in site.modules if any(word in one for word in _PLUGINS)]
-        plugin = site.environment.get("NCCL_NET_PLUGIN") or next(iter(modules), None)
+        site, found, fast = self._site, self._measurement, fast_link(self._site)
         over = ", ".join(site.interfaces) or "the interface that leads to the first node"
-        adapters = f"InfiniBand, {site.environment.get('NCCL_IB_HCA', 'every adapter')}"
-        fast = f"libfabric, by {plugin}" if plugin else adapters if site.infiniband else None
         declared = f"{fast}; sockets over {over} to meet" if fast else f"TCP sockets over {over}"
-        if measured and measured.transport:
-            speed = f", {measured.bus_gb_s:.2f} GB/s" if measured.bus_gb_s else ""
+        if found and found.transport:
+            speed = f", {found.bus_gb_s:.2f} GB/s" if found.bus_gb_s else ""
             hint = "sockets carried what a fast link is declared for: mend the site, then qualify it again"
-            status = "fail" if fast and measured.slow else "ok"
-            return (
-                f"measured {measured.created:%Y-%m-%d}: {measured.transport}{speed}",
-                declared,
-                status,
-                hint,
-            )
+            measured = f"measured {found.created:%Y-%m-%d}: {found.transport}{speed}"
+            return measured, declared, "fail" if fast and found.slow else "ok", hint
         hint = f"`twinrun site qualify {self._name}` measures it"
         if site.gpu and site.nodes > 1 and not fast:
             hint = f"set `infiniband`, or load the plugin for libfabric; {hint}"
@@ -171,19 +149,77 @@ class _Doctor:
         hint = f"correct {self._place}, or mend the site and qualify it again"
         return "; ".join(wrong) or well, needed, "fail" if wrong else "ok", hint
 
-    def _run_folder(self) -> Row:
-        return self._shared(self._root / "runs", "--out")
-
-    def _cache(self) -> Row:
-        return self._shared(cache_root(), "TWINRUN_CACHE")
-
-    def _shared(self, folder: Path, remedy: str) -> Row:
-        shared = self._site.shared
-        status = "ok" if any(folder.is_relative_to(one) for one in shared) else "fail"
-        hint = f"choose another with {remedy}, or add it to {self._place}.shared"
-        return str(folder), f"below one of {', '.join(shared)}", status, hint
+    def _folders(self) -> Row:
+        shared, own = self._site.shared, (self._root / "runs", cache_root())
+        hidden = [one for one in own if not any(one.is_relative_to(folder) for folder in shared)]
+        hint = f"choose others with --out and TWINRUN_CACHE, or add them to {self._place}.shared"
+        needed = f"runs and cache below one of {', '.join(shared)}"
+        return ", ".join(map(str, hidden or own)), needed, "fail" if hidden else "ok", hint
 
 
 def _count(devices: dict[str, int], name: str) -> int:
     """Return how many of a resource a node has, of any type where the name has none."""
     return sum(count for key, count in devices.items() if key == name or key.partition(":")[0] == name)
+
+
+def describe(
+    *, client: Sequence[str], partition: str | None, gpus: Mapping[str, Gpu], scheduler: str = "slurm"
+) -> str:
+    """Return the text of a first cluster.toml for the nodes of one partition that are alike.
+
+    Args:
+        client: words before each command of the scheduler.
+        partition: name of one, or of a queue; the default when left out.
+        gpus: rows of images/gpus.toml, one of which the type of a resource may name.
+        scheduler: `slurm`, `pbs` or `gridengine`.
+
+    Raises:
+        MachineError: the scheduler is not here, or the partition has no node.
+    """
+    told = {"scheduler": scheduler, "partition": partition, "client": tuple(client)}
+    least = dict.fromkeys(("nodes", "devices_per_node", "cores_per_node"), 1)
+    asked = Site.model_validate({**told, **least, "shared": ("/",), "vendor": "cpu"})
+    asking = client_of(LoadedSite(name="described", place="cluster.toml:site.described", site=asked))
+    name, limit = asking.longest(partition)
+    # The nodes that most are like; others have another partition, or another feature.
+    kinds = Counter(
+        (one.cores, one.memory_gib, tuple(sorted(one.devices.items()))) for one in asking.nodes(name)
+    )
+    if not kinds:
+        raise MachineError("the partition has no node", place="cluster describe", found=name or partition)
+    (cores, memory, resources), count = kinds.most_common(1)[0]
+    counted = [one for one in resources if scheduler == "slurm" or one[0] in _DEVICES]
+    resource, devices = counted[0] if counted else (None, 1)
+    row, accounts = _row(resource, gpus), asking.accounts() or []
+    title = (asking.setting("ClusterName") or "cluster").lower().replace("_", "-")
+
+    def lines() -> Iterator[str]:
+        complete = "                    # complete: "
+        nodes = f"{count} of {kinds.total()} nodes of {name}"
+        yield f"# What {asking.title} says of {nodes}; complete the marked lines.\n[site.{title}]"
+        yield f'scheduler = "{scheduler}"\nnodes = {count}\ndevices_per_node = {devices}'
+        yield f"cores_per_node = {cores}\nmemory_gib = {memory}"
+        if row:
+            yield f'vendor = "{gpus[row].vendor}"\ngpu = "{row}"'
+        else:
+            yield f'vendor = "cpu"{complete}a folder of images/vendors'
+        if resource and not row:
+            yield f'# gpu = "..."{complete}a row of images/gpus.toml'
+        if cores >= devices and cores % devices:
+            yield f"cores_per_rank = {cores // devices}"
+        if accounts:
+            yield f"account = {json.dumps(accounts[0])}  # of {', '.join(accounts)}"
+        known = {"partition": name, "gres": resource, "client": list(client)}
+        yield from (f"{key} = {json.dumps(value)}" for key, value in known.items() if value)
+        if scheduler == "gridengine":
+            yield f'parallel_environment = "mpi"{complete}one of `qconf -spl`'
+        yield f"minutes = {max(1, min(int(limit // 60), _MOST_MINUTES))}"
+        yield f'shared = ["/shared"]{complete}folders that all nodes see'
+
+    return "".join(f"{line}\n" for line in lines())
+
+
+def _row(resource: str | None, gpus: Collection[str]) -> str | None:
+    """Return the row of images/gpus.toml that the type of a resource names; None where it names none."""
+    kind = (resource or "").partition(":")[2].replace("_", "-").lower()
+    return next((one for one in gpus if kind and (one == kind or one.startswith(f"{kind}-"))), None)

@@ -32,6 +32,8 @@ PROOF: str | Path = "twinrun.train.proof"
 _POLL_SECONDS, _START_SECONDS, _LEFT_SECONDS = 0.5, 1800.0, 5.0
 # How NCCL, and RCCL after it, name what carries messages between nodes.
 _NETWORK = re.compile(r"Using network (\S[^\n]*)")
+# Modules that bring the plugin for libfabric.
+_PLUGINS = ("ofi", "rccl-net-plugin", "singularity-AI-bindings")
 # Below this share of what the links can do something is wrong.
 ENOUGH = 0.5
 
@@ -224,10 +226,18 @@ def contradictions(site: Site, found: Qualification, *, gpus: Mapping[str, Gpu])
     return wrong
 
 
+def fast_link(site: Site) -> str | None:
+    """Return the link between nodes that a site declares beside sockets, None where it declares none."""
+    modules = [one for one in site.modules if any(word in one for word in _PLUGINS)]
+    if plugin := site.environment.get("NCCL_NET_PLUGIN") or next(iter(modules), None):
+        return f"libfabric, by {plugin}"
+    adapter = site.environment.get("NCCL_IB_HCA")
+    return f"InfiniBand, {adapter or 'every adapter'}" if site.infiniband or adapter else None
+
+
 def is_slow(site: Site, found: Qualification) -> bool:
     """Say whether sockets carried what a fast link is declared for."""
-    fast = site.infiniband or {"NCCL_NET_PLUGIN", "NCCL_IB_HCA"} & site.environment.keys()
-    return bool(fast) and found.slow
+    return fast_link(site) is not None and found.slow
 
 
 def _digest(site: Site) -> str:

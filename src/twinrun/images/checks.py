@@ -91,7 +91,7 @@ def _results(
     where = f"{devices} GPU(s)" if devices else "CPU"
     say(f"{stack.stack.name} on {where}, engine {name} {engine.image_digest or ''}".rstrip())
     # First, and from outside: whatever runs in a changed environment may say anything.
-    changed = engine.changed_files(whole=True)
+    changed = engine.changed_files()
     lines = [f"{file}: {what}" for file, what in changed.items()]
     yield CheckResult(check="files", passed=not changed, output="\n".join(lines) or "as installed")
     differences = lock_differences(inspect(engine), stack, root)

@@ -124,6 +124,3 @@ def _node(host: ElementTree.Element) -> NodeState:
 def _state_of(queue: ElementTree.Element) -> str:
     values = (one.text or "" for one in queue.iter("queuevalue") if one.get("name") == "state_string")
     return next(values, "")
-
-
-open_scheduler = GridEngine

@@ -11,21 +11,19 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.cluster import LoadedSite
 
 
-def open_scheduler(*, site: LoadedSite | None) -> Local:
-    """Return this machine; raises InputError where a site is asked for."""
-    if site is not None:
-        found = f"--cluster {site.name}"
-        hint = f"leave one out; the site has --scheduler {site.site.scheduler}"
-        raise InputError("this machine is no site", place="--scheduler local", found=found, hint=hint)
-    return Local()
-
-
 class Local:
     """The scheduler of one machine, which starts at once."""
 
     name = "local"
     abilities = Abilities()
     site = None
+
+    def __init__(self, *, site: LoadedSite | None = None) -> None:
+        """Take no site; raises InputError for one."""
+        if site is not None:
+            found = f"--cluster {site.name}"
+            hint = f"leave one out; the site has --scheduler {site.site.scheduler}"
+            raise InputError("this machine is no site", place="--scheduler local", found=found, hint=hint)
 
     def demand(self) -> None:
         """Ask for nothing."""

@@ -104,6 +104,3 @@ def _node(name: str, one: dict[str, Any]) -> NodeState:
     up = set(str(one.get("state", "")).split(",")) <= _IN_SERVICE
     cores, memory = int(there.get("ncpus", 0)), gib_of(str(there.get("mem", "0")))
     return NodeState(name=name, up=up, cores=cores, memory_gib=memory, devices=counted, partitions=queues)
-
-
-open_scheduler = Pbs

@@ -129,6 +129,3 @@ class SkyPilot(BatchScheduler):
     def longest(self, partition: str | None) -> tuple[str, float]:
         """Return the infrastructure, which has no limit."""
         return partition or "any", ENDLESS
-
-
-open_scheduler = SkyPilot

@@ -10,12 +10,10 @@ from pathlib import Path
 from twinrun.execution.batch import BatchScheduler, JobState, NodeState, seconds_of
 from twinrun.execution.job_script import LOG
 from twinrun.execution.task import Abilities, Task
-from twinrun.foundation.errors import MachineError, RunError, TwinrunError
+from twinrun.foundation.errors import RunError
 
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _OUT_OF_SERVICE = re.compile("DOWN|DRAIN|FAIL|FUTURE")
-# Slurm and munge say this of a key or clock unlike the controller's, and of a munge that does not run.
-_DISTRUST = re.compile(r"authentication error|munge (en|de)code failed|invalid credential", re.IGNORECASE)
 # Where a job is in no state that it leaves by itself.
 _ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
@@ -90,14 +88,6 @@ class Slurm(BatchScheduler):
         """Return the number, without the name of a federation's cluster."""
         return printed.partition(";")[0]
 
-    def refusal(self, command: str, text: str) -> TwinrunError:
-        """Return an error of the machine where Slurm does not know it."""
-        if not _DISTRUST.search(text):
-            return super().refusal(command, text)
-        hint = "munge must run here with the controller's key, and the clocks must agree"
-        message = "Slurm does not accept the credentials of this machine"
-        return MachineError(message, place=command, found=text, hint=hint)
-
     def state(self, number: str) -> JobState | None:
         """Return what the controller says of a job, None of one that it has forgotten."""
         try:
@@ -125,7 +115,7 @@ class Slurm(BatchScheduler):
         """Return version and controller."""
         ping = self.ask("scontrol", "ping").strip().splitlines()[0]
         if "is UP" not in ping:
-            raise self.refusal("scontrol", ping)
+            raise RunError("Slurm refuses", place="scontrol", found=ping)
         return f"{self.ask('scontrol', '--version').strip()}; {ping}"
 
     def longest(self, partition: str | None) -> tuple[str, float]:
@@ -210,6 +200,3 @@ def _fields(line: str) -> dict[str, str]:
 def _pattern(path: str) -> str:
     """Return a path in which Slurm replaces nothing."""
     return path.replace("%", "%%")
-
-
-open_scheduler = Slurm
