@@ -17,7 +17,6 @@ from pydantic import BaseModel
 
 from tests.execution.placements import SITE, PlacementStandIn
 from tests.goldens import check_golden
-from twinrun.execution import schedulers
 from twinrun.execution.containers import Docker
 from twinrun.execution.engine import Engine, Workspace, log_folder
 from twinrun.execution.engines import ENGINES
@@ -26,9 +25,8 @@ from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.launchers import LAUNCHERS as KNOWN
 from twinrun.execution.launchers import load_launcher
 from twinrun.execution.ranks import Launch, RankCommands
-from twinrun.execution.schedulers import load_scheduler
+from twinrun.execution.schedulers import SCHEDULERS, load_scheduler
 from twinrun.execution.schedulers.slurm import parse_job
-from twinrun.foundation.discovery import part_names
 from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.manifest import validate
 from twinrun.manifests.cluster import ClusterTable, LoadedSite, Site
@@ -158,7 +156,7 @@ def test_every_kind_of_part_is_in_the_table() -> None:
     # What is not there starts on one machine, or as the others do.
     assert set(ENGINES) - used["engines"] == {"apptainer", "host", "podman"}
     given = {SITES[case[0]].site.scheduler for case in CASES}
-    assert set(part_names(schedulers)) - given == {"local", "skypilot"}
+    assert set(SCHEDULERS) - given == {"local", "skypilot"}
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

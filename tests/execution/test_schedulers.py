@@ -10,7 +10,8 @@ import pytest
 from tests.execution.placements import SITE
 from twinrun.execution.engine import NodeCommand, Workspace
 from twinrun.execution.interpreter import Interpreter
-from twinrun.execution.schedulers import load_scheduler, local
+from twinrun.execution.schedulers import load_scheduler
+from twinrun.execution.schedulers.local import Local, LocalSubmission
 from twinrun.execution.task import Task
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.processes import LocalProcess
@@ -27,10 +28,8 @@ def command(folder: Path, program: str) -> NodeCommand:
     return NodeCommand(arguments=(sys.executable, "-c", program), variables={"NAME": "given"}, folder=folder)
 
 
-def submitted(folder: Path, program: str) -> local.LocalSubmission:
-    return local.open_scheduler(site=None).submit(
-        task(command(folder, program)), run=folder, logs=folder / "log", start=start
-    )
+def submitted(folder: Path, program: str) -> LocalSubmission:
+    return Local().submit(task(command(folder, program)), run=folder, logs=folder / "log", start=start)
 
 
 def task(*commands: NodeCommand) -> Task:
@@ -45,7 +44,7 @@ def test_a_scheduler_and_a_site_fit() -> None:
 
 
 def test_this_machine_is_one_node(tmp_path: Path) -> None:
-    here = local.open_scheduler(site=None)
+    here = Local()
     assert here.unusable(nodes=1) is None
     assert here.unusable(nodes=32) == "the plan has points of up to 32 nodes"
     two = task(command(tmp_path, "pass"), command(tmp_path, "pass"))

@@ -85,10 +85,6 @@ class BatchScheduler:
     leaves_status = False
     """Whether a job has ended when its script has left a status, whatever the scheduler says."""
     cancel_words: tuple[str, ...] = ("qdel",)
-    own: tuple[str, ...] = ()
-    """Options that other keys of a site stand for."""
-    device_hint: str
-    """What to do where jobs would ask for no device."""
 
     def __init__(self, *, site: LoadedSite | None) -> None:
         """Take a site; raises InputError without one."""
@@ -122,7 +118,7 @@ class BatchScheduler:
 
     def longest(self, partition: str | None) -> tuple[str, float]:
         """Return the name of a partition, or of the default one, and the seconds that its jobs may take."""
-        raise NotImplementedError
+        return partition or "any", ENDLESS
 
     def state(self, number: str) -> JobState | None:
         """Return the state of a job, None where the scheduler does not know it; raises RunError."""
@@ -177,16 +173,11 @@ class BatchScheduler:
             raise kind(f"{self.title} refuses", place=arguments[0], found=text) from None
 
     def demand(self) -> None:
-        """Raise InputError where jobs would get no device, or have an option twice."""
-        one, place = self.site.site, self.site.place
+        """Raise InputError where jobs would get no device."""
+        one, place = self.site.site, f"{self.site.place}.gres"
         if one.gpu and one.devices_by == "gres" and not one.gres:
-            missing = {"place": f"{place}.gres", "found": "missing", "hint": self.device_hint}
-            raise InputError("a job of this site would get no GPU", **missing)
-        for option in one.options:
-            if re.split("[= ]", option.lstrip("-"), maxsplit=1)[0] in self.own:
-                hint = "see the keys of a site in docs/guides/run-on-a-cluster.md"
-                message = "the script has this option from another key"
-                raise InputError(message, place=f"{place}.options", found=option, hint=hint)
+            hint = 'add `gres`, the name that the scheduler has for a GPU, or `devices_by = "whole-node"`'
+            raise InputError("a job of this site would get no GPU", place=place, found="missing", hint=hint)
 
     def jobs(self) -> list[JobState]:
         """Return the jobs of twinrun."""
@@ -207,8 +198,8 @@ class BatchScheduler:
         try:
             return len({one.name for one in self.nodes()})
         except RunError as error:
-            found = str(error.found).strip()
-            raise MachineError(f"{self.title} does not answer", place=self.site.place, found=found) from None
+            message = f"{self.title} does not answer"
+            raise MachineError(message, place=self.site.place, found=str(error.found).strip()) from None
 
     def unusable(self, *, nodes: int) -> str | None:
         """Return why so many nodes cannot be had, or None."""
@@ -256,12 +247,13 @@ class BatchScheduler:
         """
         shared, place = self.site.site.shared, self.site.place
         if not any(run.is_relative_to(folder) for folder in shared):
-            hint = "choose a folder below one of them with --out"
-            message = "the nodes do not see the run folder"
+            hint, message = (
+                "choose a folder below one of them with --out",
+                "the nodes do not see the run folder",
+            )
             raise InputError(message, place=f"{place}.shared", found=str(run), allowed=shared, hint=hint)
-        file = logs / SCRIPT
+        file, words = logs / SCRIPT, self.submit_words(run, logs)
         write_atomically(file, self.script(task, run=str(run), logs=str(logs)))
-        words = self.submit_words(run, logs)
         try:
             printed = self.ask(*words, str(file))
         except RunError as error:
@@ -307,19 +299,19 @@ class BatchJob:
             return None
         self._asked = now
         try:
-            written = scheduler.leaves_status and self._written() is not None
-            state = None if written else scheduler.state(self.handle)
-            if state and not self._nodes:
-                with contextlib.suppress(RunError):
-                    self._nodes = scheduler.host_names(state.nodes)
+            left = scheduler.leaves_status and self._written() is not None
+            state = None if left else scheduler.state(self.handle)
         except (RunError, MachineError) as error:
             if now - self._answered < PATIENCE_SECONDS:
                 return None
-            title, found = scheduler.title, str(error.found or error.message).strip()
-            hint = f"job {self.handle} may still run: when {title} is back, --resume goes on with it"
-            message = f"{title} has not answered for {PATIENCE_SECONDS:.0f} s"
+            found = str(error.found or error.message).strip()
+            message = f"{scheduler.title} has not answered for {PATIENCE_SECONDS:.0f} s"
+            hint = f"job {self.handle} may still run: --resume goes on with it"
             raise SchedulerSilentError(message, place=self._point, found=found, hint=hint) from None
         self._answered = now
+        if state and not self._nodes:
+            with contextlib.suppress(RunError):
+                self._nodes = scheduler.host_names(state.nodes)
         if state and not state.ended:
             return None
         self._ended = True
@@ -327,7 +319,7 @@ class BatchJob:
         if status == SET_UP_FAILED:
             message, place = "a set-up line of the site failed, and no rank was started", scheduler.site.place
             hint = "the same line in a job of your own shows more; --dry prints the script"
-            found = last_lines("\n".join(end_of(log) for log in self.logs()))
+            found = last_lines("\n".join(map(end_of, self.logs())))
             raise RunError(message, place=f"{place}.setup", found=found, hint=hint)
         return status
 
@@ -342,12 +334,12 @@ class BatchJob:
         deadline = time.monotonic() + _SETTLE_SECONDS
         while (status := self._written()) is None and time.monotonic() < deadline:
             time.sleep(0.2)
-        if status is not None:
-            return status
-        found = f"{self._scheduler.title} does not know it: it was cancelled, out of time, or lost its node"
-        message = f"job {self.handle} ended without an exit status"
-        hint = "the same command with --resume starts the point again"
-        raise RunInterruptedError(message, place=self._point, found=found, hint=hint)
+        if status is None:
+            found = f"{self._scheduler.title} does not know it: cancelled, out of time, or without its node"
+            message = f"job {self.handle} ended without an exit status"
+            hint = "the same command with --resume starts the point again"
+            raise RunInterruptedError(message, place=self._point, found=found, hint=hint)
+        return status
 
     def _status_of(self, state: JobState) -> int:
         late = state.limit_seconds - self._scheduler.site.site.signal_seconds - 1
@@ -379,16 +371,12 @@ class BatchJob:
 
 def seconds_of(text: str) -> float:
     """Return a time as schedulers print it, `1-02:03:04` or `02:03:04`; any other text has no end."""
-    days, _, rest = text.rpartition("-")
-    parts = rest.split(":")
-    if len(parts) != 3 or not all(part.isdecimal() for part in (*parts, days or "0")):
-        return ENDLESS
-    hours, minutes, seconds = map(int, parts)
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60.0 + seconds
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    days, hours, minutes, seconds = (int(one or 0) for one in found.groups()) if found else (0, 0, 0, 0)
+    return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds if found else ENDLESS
 
 
 def gib_of(text: str) -> int:
     """Return a size as schedulers print it, `515000000kb` or `7.6G`, in whole GiB."""
     found = re.fullmatch(r"([\d.]+)\s*([kmgt]?)b?", text.strip().lower())
-    scale = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-    return int(float(found[1]) * scale[found[2]]) >> 30 if found else 0
+    return int(float(found[1]) * 1024 ** " kmgt".index(found[2] or " ")) >> 30 if found else 0

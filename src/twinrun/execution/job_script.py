@@ -6,12 +6,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from twinrun.execution import shell
 from twinrun.execution.engine import stop_file
 from twinrun.execution.task import Task
 from twinrun.manifests.cluster import LoadedSite
+
+if TYPE_CHECKING:
+    from twinrun.execution.batch import BatchScheduler
 
 SCRIPT, STATUS_FILE, LOG = "job.sh", "status", "launcher.log"
 # Exit status of a job whose set-up line failed, and of `set_up` in its script.
@@ -25,29 +28,6 @@ _NAMES = ("RUN", HOSTS, shell.FIRST_NODE, shell.NODE, shell.RANK, shell.LOCAL_RA
 _FIRST_PORT, _PORTS = 10_000, 20_000
 
 
-class Dialect(Protocol):
-    """What one scheduler's scripts say in their own words."""
-
-    prefix: str
-    """Begins a line that is an option."""
-    hosts: str
-    """Command that prints the hosts of the job, one a line."""
-    node: str
-    """Expression for the place of a node among them, where the starter tells each process its own."""
-    number: str
-    """Arithmetic expression for the number of the job."""
-    remote: tuple[str, ...]
-    """Words before a host and a command there, of a scheduler without `each_node`."""
-    again: str
-    """Command that starts the job again where the ranks have saved and the job may go on."""
-
-    def options(self, task: Task) -> Iterator[str]:
-        """Yield the options of the job; cluster.toml holds words alone, so none needs quotes."""
-
-    def each_node(self, task: Task, logs: str) -> tuple[str, ...]:
-        """Return the words that start a command once on every node; empty for a scheduler with `remote`."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class JobScript:
     """The script of `task`, whose folders are `run` and `logs`; pure. A NUL in a word is an InputError."""
@@ -56,7 +36,8 @@ class JobScript:
     site: LoadedSite
     run: str
     logs: str
-    dialect: Dialect
+    dialect: BatchScheduler
+    """Its own words: how lines of options begin, and which commands print the hosts and start on them."""
 
     def text(self) -> str:
         """Return the whole script."""
@@ -180,4 +161,4 @@ class JobScript:
 
     def word(self, text: str, *, names: tuple[str, ...] = _NAMES) -> str:
         """Return `text` as one word of the script, in which only our own variables are replaced."""
-        return shell.quoted_in_line(text, names, place=f"the script for {self.site.name}")
+        return shell.quoted(text, names, line=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from twinrun.execution.engine import NodeCommand
@@ -20,27 +20,24 @@ RUN_FOLDER = Path(RUN)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 
-def quoted(text: str, names: Iterable[str]) -> str:
-    """Return `text` as one word; each `$NAME` of `names` in it is left to the shell."""
-    return _joined(text, names, shlex.quote)
+def quoted(text: str, names: Iterable[str], *, line: bool = False) -> str:
+    """Return `text` as one word of bash; each `$NAME` of `names` in it is left to the shell.
 
-
-def quoted_in_line(text: str, names: Iterable[str], *, place: str) -> str:
-    """Return `text` as one word of bash that is also one line, so that nothing in it begins a line.
+    Args:
+        line: as one line too, so that nothing in it begins a line.
 
     Raises:
         InputError: a NUL, which no argument has, or what is no Unicode.
     """
-    if "\0" in text or not text.isascii():
-        _demand_text(text, place)
-    return _joined(text, names, _in_line)
-
-
-def _joined(text: str, names: Iterable[str], quote: Callable[[str], str]) -> str:
+    if "\0" in text or (not text.isprintable() and text.encode(errors="replace").decode() != text):
+        raise InputError(
+            "no argument has a NUL, or what is no Unicode", place="script", found=ascii(text)[:80]
+        )
     pattern = "|".join(rf"\${re.escape(name)}(?![A-Za-z0-9_])" for name in names)
     words = [
-        f'"{part}"' if number % 2 else quote(part) if part else ""
+        f'"{part}"' if number % 2 else _in_line(part) if line else shlex.quote(part)
         for number, part in enumerate(re.split(f"({pattern})", text) if pattern else [text])
+        if part
     ]
     return "".join(words) or "''"
 
@@ -49,20 +46,9 @@ def _in_line(part: str) -> str:
     if not _CONTROL.search(part):
         return shlex.quote(part)
     escaped = part.replace("\\", "\\\\").replace("'", "\\'")
-    return "$'" + _CONTROL.sub(lambda found: _escape(found[0]), escaped) + "'"
-
-
-def _escape(character: str) -> str:
-    return "".join(f"\\{byte:03o}" for byte in character.encode())
-
-
-def _demand_text(text: str, place: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError("not Unicode", place=place, found=ascii(text)[:80]) from None
-    if "\0" in text:
-        raise InputError("a NUL is in no argument", place=place, found=ascii(text)[:80])
+    return (
+        "$'" + _CONTROL.sub(lambda found: "".join(f"\\{one:03o}" for one in found[0].encode()), escaped) + "'"
+    )
 
 
 def set_run_folder(folder: Path) -> str:
@@ -74,8 +60,7 @@ def shell_line(command: NodeCommand) -> str:
     """Return `command` as one line for a shell, its variables first."""
     assignments = [f"{name}={word(value)}" for name, value in command.variables.items()]
     line = " ".join([*assignments, *map(word, command.arguments)])
-    line = f"cd {word(str(command.folder))} && {line}"
-    return f"({line})"
+    return f"(cd {word(str(command.folder))} && {line})"
 
 
 def word(text: str) -> str:

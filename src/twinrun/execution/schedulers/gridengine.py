@@ -12,14 +12,14 @@ from twinrun.execution.job_script import LOG
 from twinrun.execution.task import Task
 from twinrun.foundation.errors import InputError, RunError
 
+_STATE = "queuevalue[@name='state_string']"
+
 
 class GridEngine(BatchScheduler):
     """The Grid Engine of a site."""
 
     name, title, prefix, number, remote = "gridengine", "Grid Engine", "#$", "JOB_ID", ("qrsh", "-inherit")
     hosts = "awk '{print $1}' \"$PE_HOSTFILE\""
-    own = ("N", "q", "P", "pe", "o", "e", "j", "S", "wd", "cwd", "notify", "r")
-    device_hint = 'add the line `gres = "gpu"`, the name of the resource that `qconf -sc` has'
 
     def demand(self) -> None:
         """Raise InputError where jobs would get no device or no parallel environment."""
@@ -101,26 +101,18 @@ class GridEngine(BatchScheduler):
 
 def _job(one: ElementTree.Element) -> JobState:
     keys = {"id": "JB_job_number", "name": "JB_name", "state": "state", "user": "JB_owner"}
-    nodes = one.findtext("queue_name", "").partition("@")[2]
     told = {key: one.findtext(name, "") for key, name in keys.items()}
-    return JobState.model_validate({**told, "nodes": nodes})
+    return JobState.model_validate({**told, "nodes": one.findtext("queue_name", "").partition("@")[2]})
 
 
 def _node(host: ElementTree.Element) -> NodeState:
     values = {str(one.get("name")): one.text or "" for one in host.iter("hostvalue")}
-    states = {str(queue.get("name")): _state_of(queue) for queue in host.iter("queue")}
+    queues = {str(one.get("name")): one.findtext(_STATE, "") for one in host.iter("queue")}
     # Letters for what is wrong with a queue; a is a load that passes.
-    up = any(not set("udEcCsS") & set(state) for state in states.values())
+    up = any(not set("udEcCsS") & set(state) for state in queues.values())
     # The last letter of its dominance tells a consumable from a load.
     named = [one for one in host.iter("resourcevalue") if str(one.get("dominance")).endswith("c")]
     counted = {str(one.get("name")): int(float(one.text or "0")) for one in named}
-    cores, memory = values.get("num_proc", "-"), gib_of(values.get("mem_total", ""))
-    own = {"name": str(host.get("name")), "up": up, "partitions": tuple(states), "devices": counted}
-    return NodeState.model_validate(
-        {**own, "cores": 0 if cores == "-" else int(float(cores)), "memory_gib": memory}
-    )
-
-
-def _state_of(queue: ElementTree.Element) -> str:
-    values = (one.text or "" for one in queue.iter("queuevalue") if one.get("name") == "state_string")
-    return next(values, "")
+    own = {"name": str(host.get("name")), "up": up, "partitions": tuple(queues), "devices": counted}
+    own |= {"cores": int(float(values.get("num_proc", "-").replace("-", "0")))}
+    return NodeState.model_validate({**own, "memory_gib": gib_of(values.get("mem_total", ""))})

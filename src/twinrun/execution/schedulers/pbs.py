@@ -28,8 +28,6 @@ class Pbs(BatchScheduler):
     abilities = Abilities(hosts=True)
     # One line for each rank of a node.
     hosts = "awk '!seen[$0]++' \"$PBS_NODEFILE\""
-    own = ("N", "q", "A", "o", "e", "j", "S", "r")
-    device_hint = 'add the line `gres = "ngpus"`, the resource of a chunk, or `devices_by = "whole-node"`'
 
     def options(self, task: Task) -> Iterator[str]:
         """Yield the options of qsub."""
@@ -87,14 +85,13 @@ class Pbs(BatchScheduler):
 
 def _job(number: str, one: dict[str, Any]) -> JobState:
     hosts = dict.fromkeys(part.partition("/")[0] for part in one.get("exec_host", "").split("+"))
-    limit = seconds_of(one.get("Resource_List", {}).get("walltime", ""))
     run = seconds_of(one.get("resources_used", {}).get("walltime", ""))
-    keys = {"name": "Job_Name", "state": "job_state", "reason": "comment"}
-    told = {key: one.get(name, "") for key, name in keys.items()}
+    keys = {"name": "Job_Name", "state": "job_state", "reason": "comment", "status": "Exit_status"}
+    told = {"id": number, **{key: one[name] for key, name in keys.items() if name in one}}
     told |= {"user": one.get("Job_Owner", "").partition("@")[0], "nodes": ",".join(filter(None, hosts))}
-    told |= {"output": one.get("Output_Path", "").partition(":")[2], "limit_seconds": limit}
-    told |= {"run_seconds": run if run < ENDLESS else 0.0, "status": int(one.get("Exit_status", 0))}
-    return JobState.model_validate({"id": number, **told, "ended": told["state"] in _ENDED})
+    told |= {"output": one.get("Output_Path", "").partition(":")[2], "ended": told["state"] in _ENDED}
+    told |= {"limit_seconds": seconds_of(one.get("Resource_List", {}).get("walltime", ""))}
+    return JobState.model_validate(told | {"run_seconds": run if run < ENDLESS else 0.0})
 
 
 def _node(name: str, one: dict[str, Any]) -> NodeState:

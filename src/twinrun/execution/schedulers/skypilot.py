@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from twinrun.execution import shell
-from twinrun.execution.batch import ENDLESS, BatchScheduler, JobState, NodeState
+from twinrun.execution.batch import BatchScheduler, JobState, NodeState
 from twinrun.execution.container import Container
 from twinrun.execution.job_script import STATUS_FILE, JobScript
 from twinrun.execution.task import Task
@@ -31,7 +31,6 @@ class SkyPilot(BatchScheduler):
     node = "$SKYPILOT_NODE_RANK"
     cancel_words = ("sky", "down", "--yes")
     leaves_status = True
-    device_hint = 'add the line `gres = "H100"`, the name that `sky show-gpus` has'
 
     def options(self, task: Task) -> Iterator[str]:
         """Yield the lines of the task file before its script; values are JSON, which is YAML."""
@@ -93,15 +92,8 @@ class SkyPilot(BatchScheduler):
 
     def submit_words(self, run: Path, logs: Path) -> tuple[str, ...]:
         """Return the launch of a task file on a cluster of its own."""
-        return (
-            "sky",
-            "launch",
-            "--detach-run",
-            "--yes",
-            "--down",
-            "--cluster",
-            f"twinrun-{uuid.uuid4().hex[:12]}",
-        )
+        own = f"twinrun-{uuid.uuid4().hex[:12]}"
+        return ("sky", "launch", "--detach-run", "--yes", "--down", "--cluster", own)
 
     def all_jobs(self) -> list[JobState]:
         """Return the clusters of this user, each of which is a job's."""
@@ -110,22 +102,16 @@ class SkyPilot(BatchScheduler):
             found = json.loads(printed[printed.index("[") :])
         except ValueError:
             raise RunError("this is no answer of SkyPilot", place="sky status", found=printed[:200]) from None
-        return [
-            JobState(id=one["name"], name=one["name"], state=one["status"], user=one.get("user_name", ""))
-            for one in found
-        ]
+        keys = {"id": "name", "name": "name", "state": "status", "user": "user_name"}
+        return [JobState(**{key: one.get(name, "") for key, name in keys.items()}) for one in found]
 
     def all_nodes(self) -> list[NodeState]:
         """Return as many nodes as cluster.toml says: they are made for a job."""
         one = self.site.site
-        own: dict[str, object] = {"cores": one.cores_per_node, "memory_gib": one.memory_gib or 0}
-        own |= {"devices": {one.gres: one.devices_per_node} if one.gres else {}}
-        return [NodeState.model_validate({**own, "name": f"node{number}"}) for number in range(one.nodes)]
+        devices = {one.gres: one.devices_per_node} if one.gres else {}
+        node = NodeState(name="", cores=one.cores_per_node, memory_gib=one.memory_gib or 0, devices=devices)
+        return [node.model_copy(update={"name": f"node{number}"}) for number in range(one.nodes)]
 
     def version(self) -> str:
         """Return what `sky` says of itself."""
         return self.ask("sky", "--version").strip()
-
-    def longest(self, partition: str | None) -> tuple[str, float]:
-        """Return the infrastructure, which has no limit."""
-        return partition or "any", ENDLESS

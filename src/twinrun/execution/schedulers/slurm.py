@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,16 +34,6 @@ class Slurm(BatchScheduler):
         ' || scontrol requeue "$SLURM_JOB_ID"'
     )
     cancel_words = ("scancel", "--quiet")
-    own = (
-        *("job-name", "J", "nodes", "N", "ntasks", "n", "ntasks-per-node", "cpus-per-task", "c", "mem"),
-        *("time", "t", "partition", "p", "account", "A", "qos", "q", "constraint", "C", "gres"),
-        *("gpus-per-node", "exclusive", "exclude", "x", "signal", "requeue", "no-requeue"),
-        *("output", "o", "chdir", "D"),
-    )
-    device_hint = (
-        'add the line `gres = "gpu"`, as `scontrol show node` has it under Gres;'
-        ' or `devices_by = "gpus-per-node"`, or "whole-node" where nodes come with all they have'
-    )
 
     def options(self, task: Task) -> Iterator[str]:
         """Yield the options of sbatch."""
@@ -155,46 +146,41 @@ class Slurm(BatchScheduler):
 
 def parse_job(line: str) -> JobState:
     """Read one line of `scontrol show job --oneliner`; raises RunError."""
-    fields = _fields(line)
+    fields = {name: "" if value == "(null)" else value for name, value in _fields(line).items()}
     try:
         status, _, signal = fields["ExitCode"].partition(":")
-        ended, code = fields["JobState"] in _ENDED, -int(signal) if int(signal or 0) else int(status)
-        told = {"id": fields["JobId"], "state": fields["JobState"], "status": code, "ended": ended}
+        number, state, code = fields["JobId"], fields["JobState"], -int(signal or 0) or int(status)
     except (KeyError, ValueError):
         raise RunError("this is no state of a job", place="scontrol", found=line[:200]) from None
-    told |= {
-        "run_seconds": seconds_of(fields.get("RunTime", "")),
-        "limit_seconds": seconds_of(fields.get("TimeLimit", "")),
-    }
-    keys = {"name": "JobName", "reason": "Reason", "nodes": "NodeList", "user": "UserId", "output": "StdOut"}
-    texts = {key: fields.get(name, "").replace("(null)", "") for key, name in keys.items()}
-    return JobState.model_validate({**told, **texts, "user": texts["user"].partition("(")[0]})
+    keys = {"name": "JobName", "reason": "Reason", "nodes": "NodeList", "output": "StdOut"}
+    told = {"id": number, "state": state, "status": code, "ended": state in _ENDED}
+    told |= {key: fields.get(name, "") for key, name in keys.items()}
+    told |= {"user": fields.get("UserId", "").partition("(")[0]}
+    told |= {"run_seconds": seconds_of(fields.get("RunTime", ""))}
+    return JobState.model_validate(told | {"limit_seconds": seconds_of(fields.get("TimeLimit", ""))})
 
 
 def _node(fields: dict[str, str]) -> NodeState:
-    devices: dict[str, int] = {}
-    for part in filter(None, fields.get("Gres", "").replace("(null)", "").split(",")):
-        found = re.match(r"(.+?)(?::(\d+))?(?:\(.*)?$", part)
-        if found:
-            devices[found[1]] = devices.get(found[1], 0) + int(found[2] or 1)
-    own = {
-        "name": fields["NodeName"],
-        "up": not _OUT_OF_SERVICE.search(fields.get("State", "")),
-        "devices": devices,
-    }
     # Without the cores and the memory that Slurm keeps; before 20.11 it tells no number of the former.
     cores = int(fields.get("CPUEfctv") or fields.get("CPUTot", "0"))
-    memory = (int(fields.get("RealMemory", "0")) - int(fields.get("MemSpecLimit", "0"))) // 1024
-    partitions = tuple(fields.get("Partitions", "").split(","))
-    return NodeState.model_validate({**own, "cores": cores, "memory_gib": memory, "partitions": partitions})
+    devices = Counter[str]()
+    # A type with its count, and the sockets that it is beside.
+    for part in re.findall(r"[^,(]+(?:\([^)]*\))?", fields.get("Gres", "").replace("(null)", "")):
+        if found := re.match(r"(.+?)(?::(\d+))?(?:\(.*)?$", part):
+            devices[found[1]] += int(found[2] or 1)
+    return NodeState(
+        name=fields["NodeName"],
+        up=not _OUT_OF_SERVICE.search(fields.get("State", "")),
+        cores=cores,
+        memory_gib=(int(fields.get("RealMemory", "0")) - int(fields.get("MemSpecLimit", "0"))) // 1024,
+        devices=devices,
+        partitions=tuple(fields.get("Partitions", "").split(",")),
+    )
 
 
 def _fields(line: str) -> dict[str, str]:
     """Return the fields of a line of `scontrol show`, the first of each name."""
-    fields: dict[str, str] = {}
-    for name, value in _FIELD.findall(line):
-        fields.setdefault(name, value)
-    return fields
+    return dict(reversed(_FIELD.findall(line)))
 
 
 def _pattern(path: str) -> str:
