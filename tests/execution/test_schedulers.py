@@ -8,18 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.execution.placements import SITE
-from twinrun.execution.engine import NodeCommand, Workspace
+from twinrun.execution.engine import NodeCommand, ProcessGroup, Workspace
 from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.schedulers import load_scheduler
 from twinrun.execution.schedulers.local import Local, LocalSubmission
 from twinrun.execution.task import Task
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.foundation.processes import LocalProcess
 
 SECONDS = 30
 
 
-def start(command: NodeCommand, log: Path) -> LocalProcess:
+def start(command: NodeCommand, log: Path) -> ProcessGroup:
     workspace = Workspace(root=command.folder, run=command.folder, data=command.folder)
     return Interpreter(python=sys.executable, workspace=workspace).start(command, log=log)
 

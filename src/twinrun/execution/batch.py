@@ -6,13 +6,12 @@ import contextlib
 import re
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import Field
 
 from twinrun.execution import shell
-from twinrun.execution.job_script import LOG, SCRIPT, SET_UP_FAILED, STATUS_FILE, JobScript
+from twinrun.execution.job_script import LOG, SCRIPT, SET_UP_FAILED, STATUS_FILE, Dialect, JobScript
 from twinrun.execution.pending import SchedulerSilentError
 from twinrun.execution.task import Abilities, Start, Task
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
@@ -69,19 +68,13 @@ class NodeState(Frozen):
     partitions: tuple[str, ...] = ()
 
 
-class BatchScheduler:
+class BatchScheduler(Dialect):
     """One site: what its scheduler is asked, and the jobs that it takes."""
 
     name: str
     title: str
     """The product, in messages."""
     abilities = Abilities()
-    prefix: str
-    hosts: str
-    node = "$node"
-    number: str
-    remote: tuple[str, ...] = ()
-    again = ""
     leaves_status = False
     """Whether a job has ended when its script has left a status, whatever the scheduler says."""
     cancel_words: tuple[str, ...] = ("qdel",)
@@ -95,10 +88,6 @@ class BatchScheduler:
         self.site = site
 
     # What each scheduler says in its own words.
-
-    def options(self, task: Task) -> Iterator[str]:
-        """Yield the options of a job; cluster.toml holds words alone, so none needs quotes."""
-        raise NotImplementedError
 
     def submit_words(self, run: Path, logs: Path) -> tuple[str, ...]:
         """Return the command that takes a script, whose words are before it."""
@@ -143,10 +132,6 @@ class BatchScheduler:
     def faults(self) -> str:
         """Return in words which nodes are out of service."""
         return ""
-
-    def each_node(self, task: Task, logs: str) -> tuple[str, ...]:
-        """Return the words that start a command once on every node; empty with `remote`."""
-        return ()
 
     def handle_of(self, printed: str) -> str:
         """Return the number of a job of what its submission printed."""

@@ -6,15 +6,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from twinrun.execution import shell
 from twinrun.execution.engine import stop_file
 from twinrun.execution.task import Task
 from twinrun.manifests.cluster import LoadedSite
-
-if TYPE_CHECKING:
-    from twinrun.execution.batch import BatchScheduler
 
 SCRIPT, STATUS_FILE, LOG = "job.sh", "status", "launcher.log"
 # Exit status of a job whose set-up line failed, and of `set_up` in its script.
@@ -28,6 +24,31 @@ _NAMES = ("RUN", HOSTS, shell.FIRST_NODE, shell.NODE, shell.RANK, shell.LOCAL_RA
 _FIRST_PORT, _PORTS = 10_000, 20_000
 
 
+class Dialect:
+    """What one scheduler's scripts say in its own words."""
+
+    prefix: str
+    """Begins a line that is an option."""
+    hosts: str
+    """Command that prints the hosts of the job, one a line."""
+    node = "$node"
+    """Expression for the place of a node among them, where the starter tells each process its own."""
+    number: str
+    """Arithmetic expression for the number of the job."""
+    remote: tuple[str, ...] = ()
+    """Words before a host and a command there, of a scheduler without `each_node`."""
+    again = ""
+    """Command that starts the job again where the ranks have saved and the job may go on."""
+
+    def options(self, task: Task) -> Iterator[str]:
+        """Yield the options of a job; cluster.toml holds words alone, so none needs quotes."""
+        raise NotImplementedError
+
+    def each_node(self, task: Task, logs: str) -> tuple[str, ...]:
+        """Return the words that start a command once on every node; empty with `remote`."""
+        return ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobScript:
     """The script of `task`, whose folders are `run` and `logs`; pure. A NUL in a word is an InputError."""
@@ -36,8 +57,7 @@ class JobScript:
     site: LoadedSite
     run: str
     logs: str
-    dialect: BatchScheduler
-    """Its own words: how lines of options begin, and which commands print the hosts and start on them."""
+    dialect: Dialect
 
     def text(self) -> str:
         """Return the whole script."""

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.text import plural
 from twinrun.manifests.recipe import Sweep
+from twinrun.protocol.allocation import Placement
 from twinrun.protocol.storage import check_storage
 from twinrun.workloads.workload import (
     Choice,
     Demand,
     Hardware,
     LegSteps,
-    Placement,
     Point,
     PointDescription,
     PointPart,

@@ -9,6 +9,7 @@ from typing import Any
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
+from twinrun.protocol.allocation import Placement
 from twinrun.protocol.bench import BenchJob, Settings
 from twinrun.workloads.bench.manifest import (
     BenchPlan,
@@ -25,7 +26,6 @@ from twinrun.workloads.workload import (
     Choice,
     DataRequest,
     Demand,
-    Placement,
     PlanDescription,
     PlanRequest,
     Point,

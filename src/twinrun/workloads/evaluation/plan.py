@@ -12,6 +12,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.text import plural
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
+from twinrun.protocol.allocation import Placement
 from twinrun.protocol.evaluation import MEAN, SAMPLES, EvaluationJob, GivenModel, NamedTask, PackageSource
 from twinrun.protocol.job import Checkpointing
 from twinrun.protocol.model_source import (
@@ -39,7 +40,6 @@ from twinrun.workloads.workload import (
     DataRequest,
     Demand,
     Hardware,
-    Placement,
     PlanDescription,
     PlanRequest,
     Point,

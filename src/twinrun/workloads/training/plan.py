@@ -9,6 +9,7 @@ from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.text import duration
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
+from twinrun.protocol.allocation import Placement
 from twinrun.protocol.layout import UNSAVED
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.storage import StorageNeed
@@ -39,7 +40,6 @@ from twinrun.workloads.workload import (
     DataRequest,
     Demand,
     Hardware,
-    Placement,
     PlanDescription,
     PlanRequest,
     Point,
