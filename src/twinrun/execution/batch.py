@@ -50,8 +50,6 @@ class JobState(Frozen):
     run_seconds: float = 0.0
     limit_seconds: float = ENDLESS
     user: str = ""
-    output: str = ""
-    """File that the script prints to, where the scheduler tells it."""
     ended: bool = False
     """Whether nothing of it runs any more."""
 

@@ -56,16 +56,6 @@ class GridEngine(BatchScheduler):
         """Return the number, without the tasks of an array."""
         return printed.partition(".")[0]
 
-    def state(self, number: str) -> JobState | None:
-        """Return the state of a job that waits or runs, with the file that it prints to."""
-        found = super().state(number)
-        if found is None:
-            return None
-        shown = re.search(
-            r"^stdout_path_list:\s*(?:[^:\n]*:){2}(\S+)", self.ask("qstat", "-j", number), re.MULTILINE
-        )
-        return found.model_copy(update={"output": shown[1] if shown else ""})
-
     def all_jobs(self) -> list[JobState]:
         """Return the jobs that wait or run."""
         return [_job(one) for one in self._told("qstat", "-xml", "-u", "*").iter("job_list")]

@@ -89,7 +89,7 @@ def _job(number: str, one: dict[str, Any]) -> JobState:
     keys = {"name": "Job_Name", "state": "job_state", "reason": "comment", "status": "Exit_status"}
     told = {"id": number, **{key: one[name] for key, name in keys.items() if name in one}}
     told |= {"user": one.get("Job_Owner", "").partition("@")[0], "nodes": ",".join(filter(None, hosts))}
-    told |= {"output": one.get("Output_Path", "").partition(":")[2], "ended": told["state"] in _ENDED}
+    told |= {"ended": told["state"] in _ENDED}
     told |= {"limit_seconds": seconds_of(one.get("Resource_List", {}).get("walltime", ""))}
     return JobState.model_validate(told | {"run_seconds": run if run < ENDLESS else 0.0})
 

@@ -152,7 +152,7 @@ def parse_job(line: str) -> JobState:
         number, state, code = fields["JobId"], fields["JobState"], -int(signal or 0) or int(status)
     except (KeyError, ValueError):
         raise RunError("this is no state of a job", place="scontrol", found=line[:200]) from None
-    keys = {"name": "JobName", "reason": "Reason", "nodes": "NodeList", "output": "StdOut"}
+    keys = {"name": "JobName", "reason": "Reason", "nodes": "NodeList"}
     told = {"id": number, "state": state, "status": code, "ended": state in _ENDED}
     told |= {key: fields.get(name, "") for key, name in keys.items()}
     told |= {"user": fields.get("UserId", "").partition("(")[0]}
