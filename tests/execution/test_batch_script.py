@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
+import yaml  # type: ignore[import-untyped]
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from tests.execution.clusters import changed
 from tests.execution.placements import SITE, PlacementStandIn
 from tests.goldens import check_golden
 from twinrun.execution.containers import Docker
 from twinrun.execution.engine import Engine, Workspace, log_folder
 from twinrun.execution.engines import ENGINES
-from twinrun.execution.image_file import Pyxis, Singularity
+from twinrun.execution.image_file import Apptainer, Pyxis, Singularity
 from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.launchers import LAUNCHERS as KNOWN
 from twinrun.execution.launchers import load_launcher
@@ -30,7 +35,7 @@ from twinrun.execution.schedulers.slurm import parse_job
 from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.foundation.manifest import validate
 from twinrun.manifests.cluster import ClusterTable, LoadedSite, Site
-from twinrun.manifests.vendor import load_vendors
+from twinrun.manifests.vendor import load_gpus, load_vendors
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHERS = ("mpirun", "srun", "torchrun")
@@ -102,8 +107,9 @@ def script(
         renderer = Docker(image=image, vendor=vendor, workspace=workspace)
     elif engine == "pyxis":
         renderer = Pyxis(file=Path("/shared/stack.sqsh"), vendor=vendor, workspace=workspace)
-    elif engine == "singularity":
-        renderer = Singularity(file=Path("/shared/stack.sif"), vendor=vendor, workspace=workspace)
+    elif engine in ("apptainer", "singularity"):
+        kind = Apptainer if engine == "apptainer" else Singularity
+        renderer = kind(file=Path("/shared/stack.sif"), vendor=vendor, workspace=workspace)
     commands = RankCommands(
         renderer=renderer,
         launcher=load_launcher(launcher),
@@ -121,10 +127,15 @@ def script(
 
 
 GUIDE = (ROOT / "docs" / "guides" / "describe-a-cluster.md").read_text(encoding="utf-8")
+OTHERS = Path(__file__).with_name("sites.toml").read_text(encoding="utf-8")
+TABLES = [
+    validate(tomllib.loads(text), ClusterTable, place="cluster.toml")
+    for text in (*re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL), OTHERS)
+]
 SITES = {
     name: LoadedSite(name=name, place=f"cluster.toml:site.{name}", site=site)
-    for block in re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)
-    for name, site in validate(tomllib.loads(block), ClusterTable, place="describe-a-cluster.md").site.items()
+    for table in TABLES
+    for name, site in table.site.items()
 }
 # The one table: site, which has the scheduler, with the launchers and engines that it can have.
 CASES = [
@@ -133,30 +144,82 @@ CASES = [
     *(("frontier", launcher, "venv") for launcher in ("srun", "torchrun")),
     *(("h100", launcher, "pyxis") for launcher in ("srun", "torchrun")),
     *((site, "torchrun", "venv") for site in ("grid", "polaris")),
+    *((site, "torchrun", "singularity") for site in ("leonardo", "marenostrum5")),
+    ("juwels", "srun", "apptainer"),
+    *((site, "torchrun", "docker") for site in ("eks", "lab", "cloud")),
 ]
+SKY = [name for name, one in SITES.items() if one.site.scheduler == "skypilot"]
+
+
+def golden(site: str, launcher: str, engine: str) -> str:
+    """Return the script of two whole nodes of a site, as it is on any machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: 1234)
+        patch.setattr(os, "getgid", lambda: 1234)
+        ranks = SITES[site].site.devices_per_node
+        placement = PlacementStandIn(id="nodes=2", nodes=2, devices_per_node=ranks)
+        return script(launcher, site=SITES[site], placement=placement, engine=engine, payload="told")
 
 
 @pytest.mark.parametrize(("site", "launcher", "engine"), CASES)
-def test_the_script_is_the_golden_one(
-    site: str, launcher: str, engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "getuid", lambda: 1234)
-    monkeypatch.setattr(os, "getgid", lambda: 1234)
-    loaded = SITES[site]
-    ranks = loaded.site.devices_per_node
-    placement = PlacementStandIn(id="nodes=2", nodes=2, devices_per_node=ranks)
-    text = script(launcher, site=loaded, placement=placement, engine=engine, payload="told")
-    check_golden(f"job-{site}-{launcher}-{engine}.sh", text)
-    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+def test_the_script_is_the_golden_one(site: str, launcher: str, engine: str) -> None:
+    text = golden(site, launcher, engine)
+    check_golden(f"task-{site}.yaml" if site in SKY else f"job-{site}-{launcher}-{engine}.sh", text)
+    body = textwrap.dedent(text.partition("run: |\n")[2]) if site in SKY else text
+    subprocess.run(["bash", "-n"], input=body, text=True, check=True)
 
 
-def test_every_kind_of_part_is_in_the_table() -> None:
-    used = {kind: {case[place] for case in CASES} for place, kind in ((1, "launchers"), (2, "engines"))}
-    assert used["launchers"] == set(KNOWN)
+def test_every_kind_of_part_and_ten_sites_are_in_the_table() -> None:
+    assert {case[1] for case in CASES} == set(KNOWN)
     # What is not there starts on one machine, or as the others do.
-    assert set(ENGINES) - used["engines"] == {"apptainer", "host", "podman"}
-    given = {SITES[case[0]].site.scheduler for case in CASES}
-    assert set(SCHEDULERS) - given == {"local", "skypilot"}
+    assert set(ENGINES) - {case[2] for case in CASES} == {"host", "podman"}
+    assert set(SCHEDULERS) - {SITES[case[0]].site.scheduler for case in CASES} == {"local"}
+    rows = set(load_gpus(ROOT)) | {one.id for table in TABLES for one in table.gpu}
+    assert {name: one.site.gpu for name, one in SITES.items() if one.site.gpu not in rows} == {}
+    assert len(SITES) == len({case[0] for case in CASES}) > 10
+
+
+@pytest.mark.parametrize("site", SKY)
+def test_skypilot_takes_the_task_file(site: str) -> None:
+    """By the schemas that its parser holds a task file against."""
+    schemas = json.loads(Path(__file__).with_name("skypilot.schema.json").read_text(encoding="utf-8"))
+    task = yaml.safe_load(golden(site, "torchrun", "docker"))
+    jsonschema.validate(task, schemas["task"])
+    jsonschema.validate(task["resources"], schemas["resources"])
+    for bucket in task.get("file_mounts", {}).values():
+        jsonschema.validate(bucket, schemas["storage"])
+    assert task["resources"]["accelerators"] == {SITES[site].site.gres: SITES[site].site.devices_per_node}
+    assert task["resources"]["image_id"] == "docker:twinrun/stack:a1b2"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(task | {"nodes": 2}, schemas["task"])
+
+
+@pytest.mark.parametrize(("status", "left"), [(0, "0"), (7, "7")])
+def test_a_task_of_skypilot_leaves_its_status_and_its_log(status: int, left: str, tmp_path: Path) -> None:
+    """The first node's script run here: the stack's interpreter is played."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/bash\necho ranks of $TWINRUN_NODE\nexit {status}\n", encoding="utf-8")
+    python.chmod(0o755)
+    site = changed(SITES["lab"], vendor="cpu", gpu=None, gres=None, setup=(), shared=(str(tmp_path),))
+    text = script("torchrun", site=site, root=tmp_path, run=tmp_path / "run", python=str(python))
+    logs = tmp_path / "run" / "log" / "nodes=2"
+    logs.mkdir(parents=True)
+    told = os.environ | {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
+    run = textwrap.dedent(text.partition("run: |\n")[2])
+    assert subprocess.run(["bash", "-c", run], env=told, check=False).returncode == status
+    assert (logs / "status").read_text(encoding="ascii") == f"{left}\n"
+    assert (logs / "launcher-0.log").read_text(encoding="utf-8") == "ranks of 0\n"
+
+
+@pytest.mark.parametrize(
+    ("site", "ranks", "asked"),
+    [("leonardo", 4, 480), ("leonardo", 1, 120), ("lumi-g", 1, 480), ("h100", 1, 0)],
+)
+def test_a_part_of_a_shared_node_asks_for_its_share_of_the_memory(site: str, ranks: int, asked: int) -> None:
+    """A site with whole or exclusive nodes has no other job that uses the rest."""
+    placement = PlacementStandIn(id="devices=1", devices_per_node=ranks)
+    made = script("torchrun", site=SITES[site], placement=placement, payload="told")
+    assert f"#SBATCH --mem={asked}{'G' if asked else ''}\n" in made
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

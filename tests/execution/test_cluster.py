@@ -121,7 +121,7 @@ def test_a_machine_with_another_key_of_munge_is_refused(site: LoadedSite, folder
             lambda: load_scheduler("slurm", site=other).unusable(nodes=2),
             lambda: submitted(other, folder / "other-key"),
         ):
-            with pytest.raises(MachineError, match="does not accept the credentials") as caught:
+            with pytest.raises(MachineError, match="Slurm refuses") as caught:
                 ask()
             assert caught.value.exit_code == 3
             assert "Protocol authentication error" in str(caught.value)

@@ -1,4 +1,3 @@
-# ruff: noqa: E501, W291, W293 - what torchrun printed is kept as it is
 from __future__ import annotations
 
 import pytest
@@ -8,130 +7,28 @@ from twinrun.execution.engine import PYTHON, Command
 from twinrun.execution.launchers import Rendezvous, load_launcher
 from twinrun.foundation.processes import last_lines
 
-# What torchrun of PyTorch 2.7 printed for three ranks, shortened in the middle of the traceback. Rank 1
-# left with status 77, rank 2 raised under @record, rank 0 was killed by the kernel.
-LEFT = """\
-W1121 05:08:35.429000 16671 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 17179 closing signal SIGTERM
-W1121 05:08:35.430000 16671 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 17186 closing signal SIGTERM
-E1121 05:08:35.432000 16671 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 77) local_rank: 1 (pid: 17183) of binary: /usr/bin/python
-Traceback (most recent call last):
-  File "<frozen runpy>", line 198, in _run_module_as_main
-    raise ChildFailedError(
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
-============================================================
-train.py FAILED
-------------------------------------------------------------
-Failures:
-  <NO_OTHER_FAILURES>
-------------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-21_05:08:35
-  host      : localhost
-  rank      : 1 (local_rank: 1)
-  exitcode  : 77 (pid: 17183)
-  error_file: <N/A>
-  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
-============================================================
-"""
-RAISED = """\
-E1121 05:08:43.164000 16670 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) local_rank: 2 (pid: 17156) of binary: /usr/bin/python
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
-============================================================
-raises.py FAILED
-------------------------------------------------------------
-Failures:
-  <NO_OTHER_FAILURES>
-------------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-21_05:08:42
-  host      : localhost
-  rank      : 2 (local_rank: 2)
-  exitcode  : 1 (pid: 17156)
-  error_file: logs-raises/7a7b1862-da40-4ca4-976c-15bdb3b6ffbe_xs6bubjv/attempt_0/2/error.json
-  traceback : Traceback (most recent call last):
-    File "raises.py", line 6, in main
-      raise ValueError("loss is not finite")
-  ValueError: loss is not finite
-  
-============================================================
-"""
-KILLED = """\
-E1121 05:08:34.778000 16669 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -9) local_rank: 0 (pid: 17133) of binary: /usr/bin/python
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
-======================================================
-kills.py FAILED
-------------------------------------------------------
-Failures:
-  <NO_OTHER_FAILURES>
-------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-21_05:08:34
-  host      : localhost
-  rank      : 0 (local_rank: 0)
-  exitcode  : -9 (pid: 17133)
-  error_file: <N/A>
-  traceback : Signal 9 (SIGKILL) received by PID 17133
-======================================================
-"""
+
+def report(first: str, *others: str) -> str:
+    """Return what torchrun of PyTorch 2.7 prints of ranks that failed; each is `RANK STATUS`."""
+
+    def one(place: int, text: str) -> str:
+        rank, status = text.split()
+        return (
+            f"[{place}]:\n  time      : 2026-11-21_05:08:35\n  host      : localhost\n"
+            f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {status} (pid: 17183)\n"
+            "  error_file: <N/A>\n  traceback : To enable traceback see: https://pytorch.org/docs\n"
+        )
+
+    line, double = "-" * 60, "=" * 60
+    known = "".join(one(place, text) for place, text in enumerate(others, 1)) or "  <NO_OTHER_FAILURES>\n"
+    head = f"torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n{double}\ntrain.py FAILED\n"
+    cause = f"Root Cause (first observed failure):\n{one(0, first)}"
+    return f"{head}{line}\nFailures:\n{known}{line}\n{cause}{double}\n"
 
 
+LEFT, RAISED, KILLED = report("1 77"), report("2 1"), report("0 -9")
 # The rank that was killed is not the one that torchrun saw first.
-FOLLOWED = """\
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
-============================================================
-both.py FAILED
-------------------------------------------------------------
-Failures:
-[1]:
-  time      : 2026-11-21_05:48:03
-  host      : localhost
-  rank      : 1 (local_rank: 1)
-  exitcode  : -9 (pid: 29656)
-  error_file: <N/A>
-  traceback : Signal 9 (SIGKILL) received by PID 29656
-------------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-21_05:48:03
-  host      : localhost
-  rank      : 0 (local_rank: 0)
-  exitcode  : 1 (pid: 29655)
-  error_file: error.json
-  traceback : Traceback (most recent call last):
-    File "both.py", line 8, in main
-      raise RuntimeError("Connection closed by peer")
-  RuntimeError: Connection closed by peer
-============================================================
-"""
-
-
-SEVERAL = """\
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
-============================================================
-several.py FAILED
-------------------------------------------------------------
-Failures:
-[1]:
-  time      : 2026-11-21_05:19:21
-  host      : localhost
-  rank      : 2 (local_rank: 2)
-  exitcode  : 3 (pid: 23497)
-  error_file: <N/A>
-  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
-------------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-21_05:19:21
-  host      : localhost
-  rank      : 1 (local_rank: 1)
-  exitcode  : 77 (pid: 23496)
-  error_file: <N/A>
-  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
-============================================================
-"""
+FOLLOWED, SEVERAL = report("0 1", "1 -9"), report("1 77", "2 3")
 
 
 torchrun = load_launcher("torchrun")

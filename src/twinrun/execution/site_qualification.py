@@ -6,6 +6,7 @@ behind. The second shows whether two nodes find each other, and what carries mes
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 import time
@@ -16,7 +17,7 @@ from twinrun.execution.batch import BatchScheduler
 from twinrun.execution.engine import Engine, log_folder, point_folder
 from twinrun.execution.pending import forget_pending
 from twinrun.execution.ranks import METRICS, Launch, RankCommands, Ranks, rank_reports
-from twinrun.foundation.errors import RunError, TwinrunError
+from twinrun.foundation.errors import InputError, RunError, TwinrunError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.foundation.processes import end_of, last_lines
@@ -83,10 +84,12 @@ def qualification_file(site: LoadedSite) -> Path:
 
 
 def qualification_of(site: LoadedSite) -> Qualification | None:
-    """Return what was measured at a site, None where nothing was, or its table was changed since."""
-    file = qualification_file(site)
-    found = load_json(file, Qualification) if file.is_file() else None
-    return found if found and found.declared_sha256 == _digest(site.site) else None
+    """Return what was measured at a site, None where nothing was, or its table or twinrun was changed since."""
+    # Another version measured other things.
+    with contextlib.suppress(InputError, FileNotFoundError):
+        found = load_json(qualification_file(site), Qualification)
+        return found if found.declared_sha256 == _digest(site.site) else None
+    return None
 
 
 def qualify(
