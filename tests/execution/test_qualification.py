@@ -28,10 +28,14 @@ from twinrun.execution.site_qualification import (
     qualify,
 )
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.files import sha256_of_bytes
+from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.signatures import signed_by
-from twinrun.manifests.cluster import LoadedSite
+from twinrun.manifests.cluster import LoadedSite, load_site
 from twinrun.manifests.vendor import load_gpus
+from twinrun.planning.project import Project
+from twinrun.protocol.allocation import Allocation
+from twinrun.runs.run import allocation_of
+from twinrun.runs.selection import Request, select
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "AMD Instinct MI250"
@@ -45,6 +49,7 @@ TRUE = {
     "bus_gb_s": 90.0,
     "left_after_cancel": False,
 }
+SOCKETS, NO_VERBS = {"transport": "Socket"}, {"infiniband": False}
 # Keys of a site, of what its node gives, and of what was measured besides: each is one false declaration.
 FALSE: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ({"cores_per_node": 128}, {}, {}, "cores: 128 declared, 96 found"),
@@ -58,7 +63,7 @@ FALSE: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ({"gpu": None}, {}, {}, "gpu: none declared, AMD Instinct MI250 found"),
     ({}, {"devices": [*[NAME] * 7, "NVIDIA H100"]}, {}, "gpu: mi250 declared, NVIDIA H100 found"),
     ({"interfaces": ("hsn0",)}, {}, {}, "interfaces: hsn0 declared"),
-    ({}, {}, {"faults": ["n2 does not know the name n1"]}, "could not be run: n2 does not know the name n1"),
+    ({}, {}, {"faults": ["n2 does not know the name n1"]}, "could not be run: n2 does not know"),
     ({}, {}, {"left_after_cancel": True}, "cancel: an end declared"),
     ({}, {}, {"transport": "Socket"}, "network: a fast link declared, Socket found"),
     (
@@ -73,15 +78,11 @@ FALSE: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
         {"transport": "Socket"},
         "network",
     ),
+    ({"infiniband": False, "modules": ("rccl-net-plugin",)}, {}, {"transport": "Socket"}, "network"),
     ({"network_gbit_s": 1600.0}, {}, {}, "network_gbit_s: 1600 declared, 720 found"),
     ({}, {}, {"bus_gb_s": 1.1}, "network_gbit_s: 800 declared, 8.8 found"),
     ({"account": "nobody"}, {}, {"faults": ["sbatch refuses the job"]}, "could not be run: sbatch refuses"),
-    (
-        {"modules": ("rocm/9",)},
-        {},
-        {"faults": ["a set-up line of the site failed"]},
-        "could not be run: a set-up",
-    ),
+    ({"modules": ("rocm/9",)}, {}, {"faults": ["a set-up line failed"]}, "could not be run: a set-up"),
 ]
 
 
@@ -107,6 +108,29 @@ def test_a_false_declaration_is_found(
     found = measured(facts=FACTS | facts, **others)
     wrong = contradictions(four(tmp_path, **declared).site, found, gpus=load_gpus(ROOT))
     assert any(one.startswith(expected) for one in wrong), wrong
+
+
+def test_a_run_on_sockets_says_so_before_it_starts_and_in_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = four(tmp_path).site.model_dump(mode="json", exclude_defaults=True)
+    lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items())
+    (tmp_path / "cluster.toml").write_text(f"[site.four]\n{lines}\n", encoding="utf-8")
+    monkeypatch.setenv("TWINRUN_CLUSTER", str(tmp_path / "cluster.toml"))
+    project, site = Project(ROOT), load_site(ROOT, "four")
+    own = sha256_of_bytes(canonical_json(site.site.model_dump(mode="json")).encode())
+
+    def said(transport: str) -> str | None:
+        text = measured(transport=transport, declared_sha256=own).model_dump_json()
+        qualification_file(site).write_text(text, encoding="utf-8")
+        found = select(project, Request(recipe="mpt7b-scaling", cluster="four", settings=("nodes=2",)))
+        warned = [one.value for one in found.choices if one.name == "network"]
+        record = allocation_of([Allocation(scheduler="slurm", nodes=("n1", "n2"))], found)
+        assert warned == ([record.network] if record.network else [])
+        return record.network
+
+    assert said("IB") is None
+    assert said("Socket") == "Socket carries the messages, where a fast link is declared"
 
 
 # Plays Slurm on this machine: a job is its script's body, which nobody waits for.
@@ -145,15 +169,8 @@ def test_a_node_is_measured_and_its_file_is_signed(
     monkeypatch.setattr("twinrun.execution.site_qualification._LEFT_SECONDS", 1.5)
     (tmp_path / "slurm.py").write_text(SLURM, encoding="utf-8")
     client = (sys.executable, str(tmp_path / "slurm.py"))
-    keys = {
-        "client": client,
-        "nodes": 1,
-        "gpu": None,
-        "vendor": "cpu",
-        "cores_per_node": 8,
-        "poll_seconds": 0.1,
-    }
-    site = four(tmp_path, **keys, shared=(str(tmp_path),), interfaces=())
+    keys = {"client": client, "nodes": 1, "gpu": None, "vendor": "cpu", "cores_per_node": 8}
+    site = four(tmp_path, **keys, poll_seconds=0.1, shared=(str(tmp_path),), interfaces=())
     if leaves:
         monkeypatch.setattr(BatchScheduler, "end", lambda *_: None)
         monkeypatch.setattr("twinrun.execution.batch.CANCEL_SECONDS", 0.5)

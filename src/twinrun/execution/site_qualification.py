@@ -84,7 +84,7 @@ def qualification_file(site: LoadedSite) -> Path:
 
 
 def qualification_of(site: LoadedSite) -> Qualification | None:
-    """Return what was measured at a site, None where nothing was, or its table or twinrun was changed since."""
+    """Return what was measured at a site, None where nothing was, or its table is another now."""
     # Another version measured other things.
     with contextlib.suppress(InputError, FileNotFoundError):
         found = load_json(qualification_file(site), Qualification)

@@ -108,6 +108,8 @@ class Allocation(Frozen):
     """Name in cluster.toml; null for this machine."""
     reports: dict[str, NodeReport] = Field(default_factory=dict)
     """By host name; empty in records from before nodes were asked."""
+    network: str | None = None
+    """What was measured at the site against the network that it declares; null where nothing was."""
     bindings: tuple[Binding | None, ...] = ()
     """Cores that each rank keeps to, in their order; null without a device, empty in older records."""
 

@@ -24,7 +24,6 @@ from twinrun.foundation.errors import InputError, RunInterruptedError
 from twinrun.foundation.files import sha256_of_file, write_atomically
 from twinrun.foundation.locks import locked
 from twinrun.machine.architecture import architectures_needed
-from twinrun.planning.plan import Plan
 from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Allocation
 from twinrun.results.finished_run import FinishedRun
@@ -36,8 +35,9 @@ from twinrun.runs.data import prepared_data, take_documents
 from twinrun.runs.models import prepared_model
 from twinrun.runs.prepared import Prepared
 from twinrun.runs.progress import Display
-from twinrun.runs.selection import Selection
-from twinrun.runs.sweep import PointOutcome, SweepRun, finished
+from twinrun.runs.selection import NETWORK, Selection
+from twinrun.runs.sweep import SweepRun, finished
+from twinrun.workloads.workload import PointRecord
 
 LOCK = ".lock"
 # Changed files that a record names, of an environment that is not as installed.
@@ -139,7 +139,8 @@ def _measure(prepared: Prepared, display: Display, *, detach: bool) -> Record | 
         image_digest=engine.image_digest,
         variables=steering_variables(os.environ | (site.site.environment if site else {})),
     )
-    return _record(project, prepared.plan, prepared.run, done, environment)
+    allocation = allocation_of([one.allocation for one in done], selection)
+    return _record(prepared, tuple(one.point for one in done), allocation, environment)
 
 
 def _demand_interpreter(prepared: Prepared, engine: Engine) -> None:
@@ -185,25 +186,28 @@ def _archs(project: Project, selection: Selection) -> tuple[str, ...]:
 
 
 def _record(
-    project: Project, plan: Plan, run: Path, done: Sequence[PointOutcome], environment: Environment
+    prepared: Prepared, points: tuple[PointRecord, ...], allocation: Allocation, environment: Environment
 ) -> Record:
     """Return the record of the finished points of a run."""
+    plan, run = prepared.plan, prepared.run
     left = ("plan.json", METRICS, *plan.description.files)
     return Record(
         twinrun=__version__,
         run=run.name,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         plan=plan,
-        revision=revision(project.root),
-        allocation=_allocation([one.allocation for one in done]),
+        revision=revision(prepared.project.root),
+        allocation=allocation,
         environment=environment,
-        points=tuple(one.point for one in done),
+        points=points,
         files={name: sha256_of_file(run / name) for name in left if (run / name).exists()},
     ).with_digest()
 
 
-def _allocation(allocations: Sequence[Allocation]) -> Allocation:
-    """Return all nodes of a run's points as one allocation."""
+def allocation_of(allocations: Sequence[Allocation], selection: Selection) -> Allocation:
+    """Return all nodes of a run's points as one allocation, with what speaks against its network."""
     nodes = dict.fromkeys(node for one in allocations for node in one.nodes)
     reports = {host: report for one in allocations for host, report in one.reports.items()}
-    return allocations[-1].model_copy(update={"nodes": tuple(nodes), "reports": reports})
+    network = next((one.value for one in selection.choices if one.name == NETWORK), None)
+    own = {"nodes": tuple(nodes), "reports": reports, "network": network}
+    return allocations[-1].model_copy(update=own)

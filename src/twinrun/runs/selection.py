@@ -33,6 +33,8 @@ from twinrun.workloads.sweep import refuse
 from twinrun.workloads.workload import Choice, Hardware, PlanDescription, Point, Workload
 
 LAUNCHER, SCHEDULER = "torchrun", "local"
+# The choice that says of a site that its network does not do what is declared; the record has it.
+NETWORK = "network"
 # Why a choice is what the user typed.
 ASKED = "asked for"
 # Seconds before the first point: where interpreters have compiled nothing yet, every file is read for the
@@ -433,8 +435,9 @@ def _network(site: LoadedSite | None) -> tuple[Choice, ...]:
     measured = qualification_of(site) if site else None
     if site is None or measured is None or not is_slow(site.site, measured):
         return ()
-    because = f"measured {measured.created:%Y-%m-%d}, and {site.place} declares a fast link"
-    return (Choice(name="network", value=f"{measured.transport} carries the messages", because=because),)
+    value = f"{measured.transport} carries the messages, where a fast link is declared"
+    because = f"measured {measured.created:%Y-%m-%d}; {site.place} declares the link"
+    return (Choice(name=NETWORK, value=value, because=because),)
 
 
 def _seen(machine: Machine) -> str:
