@@ -44,6 +44,8 @@ def other_values(key: str, value: Any, schema: Mapping[str, Any], recipe: Loaded
     name, tables = key.rpartition(".")[2], recipe.tables
     if name in ("model", "data") and value is not None:
         return [one for one in getattr(tables, f"{name}s" if name == "model" else name) if one != value]
+    if key.startswith("reports."):
+        return ["another unit"]
     listed = [one for one in _listed(_property(schema, key)) if one != value]
     if isinstance(value, bool):
         return [not value, *listed]

@@ -1,7 +1,8 @@
-"""DeepSpeed's configuration of a job, as `ds_config.json` has it. Imports without torch."""
+"""What DeepSpeed refuses of a job, and its configuration as `ds_config.json` has it; needs no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from twinrun.foundation.errors import InputError
@@ -20,6 +21,62 @@ LOSS_SCALING = {
 # Numbers of one message. Buffers of the default, 5e8, would be 2 GB in fp32, whatever the model.
 BUCKET, BUCKETS = 50_000_000, 16
 NEVER = 1_000_000_000
+
+
+Refusal = tuple[str, str, str]
+"""A key of a layout, what it may be, and the reason."""
+
+
+def refuse(job: TrainingJob) -> None:
+    """Raise InputError for a layout that cannot train the job's model on its ranks."""
+    layout, training = job.layout, job.training
+    assert layout is not None
+    for key, allowed, reason in (*_by_deepspeed(layout), *_not_offered(layout), *_of_job(job, layout)):
+        found = getattr(layout, key) or getattr(training, key, None)
+        raise InputError(reason, place=f"layouts.{job.point}.{key}", found=found, allowed=allowed)
+
+
+def _by_deepspeed(layout: Layout) -> Iterator[Refusal]:
+    """Yield what DeepSpeed 0.19.8 itself refuses."""
+    if layout.sharding != "none":
+        yield "sharding", "none", "DeepSpeed splits by its own stages, `zero`"
+    if layout.replicas > 1 and layout.zero > 1:
+        yield "zero", "0 or 1", "DeepSpeed's pipeline engine adds gradients up, which ZeRO-2 and 3 split"
+    if layout.experts is not None and layout.zero == 3:
+        yield "zero", "0, 1 or 2", "DeepSpeed does not split the parameters of experts"
+    if layout.offload == "parameters" and layout.zero != 3:
+        yield "offload", "none or optimizer", "only ZeRO-3 takes parameters from where they are"
+    if layout.offload != "none" and not layout.zero:
+        yield "offload", "none", "only what ZeRO splits is offloaded"
+    if layout.storage is not None and (layout.offload == "none" or layout.zero != 3):
+        yield "storage", "nothing", "only ZeRO-3 that offloads writes to a disk"
+
+
+def _not_offered(layout: Layout) -> Iterator[Refusal]:
+    """Yield what these engines do not put together."""
+    if layout.experts is not None and (layout.replicas > 1 or layout.offload != "none"):
+        yield "experts", "nothing", "experts are trained here with data parallelism and ZeRO-0 to 2 alone"
+    if layout.replicas > 1 and layout.offload != "none":
+        yield "offload", "none", "stages and cut matrices keep their optimizer on the device here"
+
+
+def _of_job(job: TrainingJob, layout: Layout) -> Iterator[Refusal]:
+    """Yield what model, arithmetic and batch stand against."""
+    training, heads, layers = job.training, job.shape.key_heads(), getattr(job.shape, "layers", 1)
+    experts = getattr(job.shape, "experts", None) or 0
+    if bool(experts) != (layout.experts is not None) or (experts and experts % (layout.experts or 1)):
+        divisors = f"a divisor of {experts}, the model's experts" if experts else "nothing for this model"
+        yield "experts", divisors, "experts are whole, and DeepSpeed spreads them over ranks"
+    if heads % layout.tensor:
+        yield "tensor", f"a divisor of {heads}, the model's heads of keys", "heads are whole"
+    if layout.pipeline > layers:
+        yield "pipeline", f"1 to {layers}, the model's layers", "a stage has a layer"
+    if training.compile and layout.tensor > 1:
+        yield "tensor", "1 with compile", "the collectives between the parts of a matrix cannot be traced"
+    if training.precision == "fp16" and not job.accelerator:
+        yield "precision", "fp32, bf16", "DeepSpeed has no fp16 on a processor"
+    if training.precision == "fp16" and not layout.zero:
+        yield "zero", "1, 2, 3", "DeepSpeed's 16-bit optimizer without ZeRO takes a hidden step of its own"
 
 
 def configuration(job: TrainingJob) -> dict[str, Any]:

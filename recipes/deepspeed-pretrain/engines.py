@@ -12,7 +12,7 @@ import deepspeed
 import stages
 import torch
 import torch.distributed as dist
-from configuration import configuration
+from configuration import configuration, refuse
 from decoders import decoder_of
 from deepspeed.moe.layer import MoE
 from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
@@ -45,11 +45,12 @@ def start(job: TrainingJob) -> None:
     """Join the ranks of `job`; nothing is compiled that the layout does not ask for.
 
     Raises:
-        TwinrunError: see `compilation.check`.
+        TwinrunError: see `configuration.refuse` and `compilation.check`.
     """
     # Ranks of one host would compile a shared-memory all-reduce when they join, for minutes; to find out what
     # could be compiled at all, DeepSpeed starts compilers.
     deepspeed.ops.__compatible_ops__ = {}
+    refuse(job)
     compilation.check(job)
     ranks.join(job, alone=True)
     deepspeed.init_distributed(verbose=False)

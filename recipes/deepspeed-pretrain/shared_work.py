@@ -1,4 +1,9 @@
-"""What the first rank of a layout holds, and what it sends: every collective of c10d, whoever calls it."""
+"""What the first rank of a layout holds and sends, beside what ZeRO leaves it to.
+
+Every collective of c10d is counted, whoever calls it. The formulas are those of ZeRO's paper
+(arXiv:1910.02054, sections 5 and 7), for each parameter that the first rank's part of the model has:
+P that are no experts' over N ranks, experts over those ranks that have the same ones.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,8 +20,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from twinrun.protocol.training import SharedWork, TrainingJob
+from twinrun.foundation.text import MIB
+from twinrun.protocol.layout import Layout
+from twinrun.protocol.training import Reduction, TrainingJob
+from twinrun.train.metrics import Meter
 
+# Master weights and the two moments of Adam, always in fp32.
+OPTIMIZER_BYTES = 12
 # The step whose messages are counted, from 0: the first sets up buckets and traces what later ones do not.
 COUNTED_STEP = 1
 
@@ -61,21 +72,79 @@ class SharedWorkMeter:
         if step == COUNTED_STEP:
             self._held = {name: size - self._before[name] for name, size in held_bytes(self._device).items()}
 
-    def result(self, module: nn.Module) -> SharedWork:
-        """Return what this rank, the first, holds and sends."""
+    def report(self, meter: Meter, module: nn.Module) -> None:
+        """Report what this rank, the first, holds and sends, and both over their formulas."""
+        job, traffic = self._job, self._traffic
         experts = sum(_size(one) for one in module.parameters() if not getattr(one, "allreduce", True))
-        data_ranks = self._job.world_size // self._job.replicas
-        return SharedWork(
-            parameters=sum(_size(one) for one in module.parameters()) - experts,
-            expert_parameters=experts,
-            data_ranks=data_ranks,
-            expert_ranks=data_ranks // (self._layout.experts or 1),
-            state_bytes=sum(self._held.values()),
-            host_state_bytes=self._held.get("host", 0) if self._job.accelerator else 0,
-            sent_elements=self._traffic.sent,
-            sent_bytes=self._traffic.bytes,
-            sent_by_operation=dict(self._traffic.elements),
-        )
+        count = sum(_size(one) for one in module.parameters())
+        ranks = job.world_size // job.replicas
+        parts = Parts(count - experts, ranks, experts, ranks // (self._layout.experts or 1))
+        held, sent = sum(self._held.values()) / count, traffic.sent / count
+        found = {
+            "state-memory": held,
+            "state-on-host": self._held.get("host", 0) / count if job.accelerator else 0.0,
+            "state-of-formula": held / state_bytes(self._layout, parts, job.training.precision),
+            "traffic": sent,
+            "traffic-bytes": traffic.bytes / MIB,
+        }
+        reduction = job.training.reduction
+        if least := messages(self._layout, parts, microbatches=job.microbatches, reduction=reduction):
+            found["traffic-of-formula"] = sent / least
+        for name, value in found.items():
+            if name in job.training.reports:
+                meter.report(name, value, per="device")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parameters of a rank's part of a model, and the ranks over which they are split."""
+
+    parameters: int
+    """Without experts."""
+    ranks: int
+    experts: int = 0
+    """Parameters of experts."""
+    expert_ranks: int = 1
+    """Ranks that have the same experts."""
+
+
+def state_bytes(layout: Layout, parts: Parts, precision: str) -> float:
+    """Return the bytes of parameters, gradients and optimizer state for each parameter, between two steps.
+
+    With 16-bit parameters 2 + 12 / N and, with parameters and gradients split, 16 / N; fp32 has 4 for
+    each 2. Without ZeRO there is no second copy: parameters and moments, and gradients where they are kept;
+    FSDP2 splits these and keeps no gradients.
+    """
+    width = 4 if precision == "fp32" else 2
+
+    def each(ranks: int) -> float:
+        if layout.framework == "torch":
+            return 12 / ranks if layout.sharding == "full" else 16
+        if not layout.zero:
+            return 12
+        split = (2 * width if layout.zero == 3 else 0) + OPTIMIZER_BYTES
+        return (0 if layout.zero == 3 else width) + split / ranks
+
+    whole = parts.parameters * each(parts.ranks) + parts.experts * each(parts.expert_ranks)
+    return whole / (parts.parameters + parts.experts)
+
+
+def messages(
+    layout: Layout, parts: Parts, *, microbatches: int, reduction: Reduction = "microbatch"
+) -> float | None:
+    """Return the numbers that a rank sends in a step for each parameter; None where activations are sent too.
+
+    An all-reduce is 2 (N - 1) / N of its message, a gather or a reduce-scatter half of that. Without ZeRO
+    gradients are all-reduced once a step; ZeRO-1 reduces them to their owners once and gathers the new
+    parameters, ZeRO-2 reduces after each microbatch; ZeRO-3 also gathers parameters in each pass, two of a
+    microbatch, and none afterwards. So does FSDP2, which with the reduction `step` gathers and reduces once.
+    """
+    if layout.replicas > 1 or layout.experts is not None or parts.experts:
+        return None
+    passes = {0: 2, 1: 2, 2: microbatches + 1, 3: 3 * microbatches}[layout.zero]
+    if layout.sharding == "full":
+        passes = 2 if reduction == "step" else 3 * microbatches
+    return passes * (parts.ranks - 1) / parts.ranks
 
 
 watch = SharedWorkMeter

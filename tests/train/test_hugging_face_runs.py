@@ -98,7 +98,7 @@ def test_a_run_becomes_a_model_of_transformers_with_its_tokenizer(
     job = make_job(shape=shape, steps=STEPS, world_size=ranks, **trainer, **kernels, **options)
     job = job.model_copy(update={"data": str(bytes_of_text)})
     if trainer["trainer"] == "deepspeed":
-        job = job.model_copy(update={"layout": Layout(zero=3)})
+        job = job.model_copy(update={"layout": Layout(framework="deepspeed", zero=3)})
     done = launch(LAYOUTS if job.layout else TRAINING, saving(job, tmp_path / "place"), modules=LOADED)
     assert done.returncode == 0, done.stderr[-4000:]
 

@@ -33,7 +33,8 @@ from twinrun.protocol.layout import PROCESSOR_RANKS, Layout
 RECIPE = ROOT / "recipes" / "deepspeed-pretrain"
 MANIFEST: dict[str, Any] = tomllib.loads((RECIPE / "recipe.toml").read_text(encoding="utf-8"))
 LAYOUTS = {
-    name: Layout(**MANIFEST["layouts"][name]) for name in MANIFEST["scales"]["smoke"]["sweep"]["layouts"]
+    name: Layout(**{"framework": "deepspeed", **MANIFEST["layouts"][name]})
+    for name in MANIFEST["scales"]["smoke"]["sweep"]["layouts"]
 }
 # By PyTorch alone and by DeepSpeed's pipeline for every change, all others by night.
 QUICK = ("ddp", "pp2")

@@ -24,7 +24,9 @@ TIED = SMOKE.model_copy(update={"tied": True})
 
 def losses(make_job: MakeJob, shape: ModelShape, **layout: Any) -> list[float]:
     job = make_job(world_size=2, sharding=layout.get("sharding", "none"), shape=shape)
-    result = trained(job.model_copy(update={"layout": Layout(**layout)}), modules=LOADED)
+    result = trained(
+        job.model_copy(update={"layout": Layout(**{"framework": "deepspeed", **layout})}), modules=LOADED
+    )
     assert result.parameters == shape.parameters()
     return [step.loss for step in result.steps]
 

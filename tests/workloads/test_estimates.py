@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.records import PROJECT, plan
+from tests.records import PROJECT, hardware, plan
 from twinrun.foundation.text import GIB
-from twinrun.workloads.training.estimates import Budget, predicted
-from twinrun.workloads.workload import Hardware
+from twinrun.workloads.training.estimates import Budget
 
 
 @pytest.mark.parametrize(
@@ -22,7 +21,8 @@ def test_the_first_size_on_one_device_is_the_one_that_runs(
     shape = recipe.tables.models[model]
     one = {"model": model, "global_batch": 192, "sharding": "none", "microbatch": "auto"}
     training = plan("mpt7b-scaling", scale="node", gpu="h200").part.training.model_copy(update=one)
-    budget = Budget(shape=shape, training=training, device_memory_bytes=int(memory_gib * GIB))
+    memory = {"device_memory_bytes": int(memory_gib * GIB)}
+    budget = Budget(shape=shape, training=training, hardware=hardware(gpu).model_copy(update=memory))
     assert budget.microbatches(1)[0] == largest
 
 
@@ -32,13 +32,10 @@ def test_the_published_rows_lie_in_the_interval_of_the_prediction(claim: str) ->
     (published,) = (one for one in PROJECT.recipe("mpt7b-scaling").published.claim if one.id == claim)
     stated = published.hardware
     assert stated
-    gpu, part = PROJECT.gpus[stated.gpu], plan("mpt7b-scaling").part
-    hardware = Hardware(
-        gpu=gpu, device_memory_bytes=gpu.device_memory_bytes, devices=8, cores=8, network_gbit_s=800
-    )
-    one = predicted(
-        part.shape, part.training, None, hardware, nodes=stated.cards // 4, devices_per_node=8, microbatch=6
-    )
+    part = plan("mpt7b-scaling").part
+    nodes = hardware(stated.gpu).model_copy(update={"network_gbit_s": 800})
+    budget = Budget(shape=part.shape, training=part.training, hardware=nodes)
+    one = budget.predicted(nodes=stated.cards // 4, devices_per_node=8, microbatch=6)
     assert one.seconds_interval
     flops = part.shape.flops_per_token() * part.training.global_batch * part.shape.sequence
     low, high = (flops / seconds / stated.cards / 1e12 for seconds in one.seconds_interval[::-1])

@@ -6,7 +6,7 @@ from tests.records import PROJECT, RECIPE
 from twinrun.manifests.published import Accepted
 from twinrun.workloads.settings import Difference, Fingerprint, Value, differences
 from twinrun.workloads.training.manifest import TrainingTables
-from twinrun.workloads.training_terms import fingerprint
+from twinrun.workloads.training.terms import fingerprint
 
 
 def published() -> dict[str, Accepted]:

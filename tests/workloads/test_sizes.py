@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.records import ROOT, TRAINING, plan
+from tests.records import ROOT, TRAINING, hardware, plan
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.recipe import Sweep
 from twinrun.planning.project import Project
@@ -30,8 +30,8 @@ def sized(
     node: int | None = None,
     gpu: str = "",
 ) -> SweepPlacements:
-    hardware = Hardware(gpu=GPUS.get(gpu), device_memory_bytes=None, devices=devices, cores=8, nodes=nodes)
-    return placements(sweep, dict(asked), hardware=hardware, node_devices=node)
+    have = Hardware(gpu=GPUS.get(gpu), device_memory_bytes=None, devices=devices, cores=8, nodes=nodes)
+    return placements(sweep, dict(asked), have, node)
 
 
 def ids(*asked: Any, **keys: Any) -> list[str]:
@@ -115,7 +115,7 @@ def test_sharding_alone_divides_the_state_of_a_model() -> None:
     needed = {}
     for sharding in ("full", "none"):
         training = part.training.model_copy(update={"sharding": sharding})
-        budget = Budget(shape=part.shape, training=training, device_memory_bytes=None)
+        budget = Budget(shape=part.shape, training=training, hardware=hardware(None))
         needed[sharding] = [budget.needed(microbatch=1, world=world) for world in (1, 8)]
     # Whole models reduce their gradients in buckets beside them.
     assert needed["none"][1] - needed["none"][0] == BUCKET_BYTES * part.shape.parameters()

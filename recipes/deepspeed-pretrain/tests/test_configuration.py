@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from configuration import configuration
+from configuration import configuration, refuse
 
 from tests.records import plan
 from twinrun.foundation.errors import InputError
@@ -58,3 +58,40 @@ def test_the_published_configuration_is_rendered_as_published() -> None:
     assert config["fp16"]["initial_scale_power"] == 11
     assert (config["train_batch_size"], config["train_micro_batch_size_per_gpu"]) == (256, 2)
     assert config["gradient_clipping"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("point", "layout", "key", "why"),
+    [
+        ("pp2", {"zero": 2}, "zero", "ZeRO-2 and 3 split"),
+        ("moe-ep2", {"zero": 3}, "zero", "experts"),
+        ("moe-ep2", {"experts": None}, "experts", "whole"),
+        ("moe-ep2", {"experts": 3}, "experts", "whole"),
+        ("zero-1", {"experts": 2}, "experts", "whole"),
+        ("zero-1", {"sharding": "full"}, "sharding", "by its own stages"),
+        ("zero-2-offload", {"zero": 0}, "offload", "is offloaded"),
+        ("zero-2-offload", {"offload": "parameters"}, "offload", "only ZeRO-3"),
+        ("zero-2-offload", {"storage": "/disk"}, "storage", "writes to a disk"),
+        ("pp2", {"pipeline": 8}, "pipeline", "a stage has a layer"),
+        ("pp2", {"tensor": 3}, "tensor", "heads"),
+        ("pp2", {"offload": "optimizer"}, "offload", "on the device"),
+    ],
+)
+def test_a_layout_that_deepspeed_cannot_train_is_refused_by_its_ranks(
+    point: str, layout: dict[str, Any], key: str, why: str
+) -> None:
+    job = jobs(**SMOKE)[point]
+    assert job.layout
+    refuse(job)
+    with pytest.raises(InputError, match=why) as caught:
+        refuse(job.model_copy(update={"layout": job.layout.model_copy(update=layout)}))
+    assert caught.value.place == f"layouts.{point}.{key}"
+
+
+@pytest.mark.parametrize(("precision", "zero"), [("fp16", 1), ("fp16", 0)])
+def test_fp16_needs_a_gpu_and_a_stage(precision: str, zero: int) -> None:
+    job = jobs(**SMOKE)["zero-1"]
+    assert job.layout
+    changes = {"training": job.training.model_copy(update={"precision": precision}), "accelerator": not zero}
+    with pytest.raises(InputError, match="no fp16 on a processor" if zero else "hidden step"):
+        refuse(job.model_copy(update={**changes, "layout": job.layout.model_copy(update={"zero": zero})}))

@@ -14,6 +14,7 @@ pytest.importorskip("streaming", reason="needs the packages of a stack")
 
 import compilation
 import torch
+from shared_work import Parts, messages, state_bytes
 
 from tests.ranks import environment, run_ranks
 from tests.train.checkpoint_jobs import digests, saving
@@ -62,7 +63,30 @@ def test_experts_cost_the_arithmetic_of_one() -> None:
 
 
 def with_layout(job: TrainingJob, **layout: Any) -> TrainingJob:
-    return job.model_copy(update={"layout": Layout(**layout)})
+    return job.model_copy(update={"layout": Layout(**{"framework": "deepspeed", **layout})})
+
+
+def test_formulas_are_those_of_the_paper() -> None:
+    """Table 1 of the paper, 7.5 billion parameters on 64 ranks: 120 GB, and 1.9 GB with ZeRO-3.
+
+    Its 31.4 and 16.6 GB of ZeRO-1 and 2 have gradients, which between two steps are gone.
+    """
+    on_64, plain = Parts(7_500_000_000, 64), Layout(framework="torch")
+    zeros = [Layout(framework="deepspeed", zero=zero) for zero in range(4)]
+    assert [round(7.5 * state_bytes(zeros[zero], on_64, "bf16"), 1) for zero in (1, 3)] == [16.4, 1.9]
+    assert 7.5 * state_bytes(plain, on_64, "bf16") == 120
+    sent = [messages(one, on_64, microbatches=1) or 0 for one in zeros]
+    assert [one / sent[0] for one in sent] == [1, 1, 1, 1.5]
+    fsdp2 = Layout(framework="torch", sharding="full")
+    assert state_bytes(fsdp2, on_64, "bf16") == 12 / 64
+    assert messages(fsdp2, on_64, microbatches=1) == sent[3]
+    assert messages(fsdp2, on_64, microbatches=8, reduction="step") == sent[0]
+
+
+def test_experts_are_split_over_the_ranks_that_have_the_same_ones() -> None:
+    layout = Layout(framework="deepspeed", zero=1, experts=2)
+    held = state_bytes(layout, Parts(100, 4, 300, 2), "bf16")
+    assert held == (100 * (2 + 12 / 4) + 300 * (2 + 12 / 2)) / 400
 
 
 def test_what_an_offload_needs_is_found_before_the_start(

@@ -1,8 +1,7 @@
-"""How the ranks of a point share a training: rows of a recipe's `[layouts]`, and what DeepSpeed refuses."""
+"""How the ranks of a point share a training: rows of a recipe's `[layouts]`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -15,7 +14,6 @@ Arithmetic = Precision | Literal["fp8"]
 """Of a training, whose matrix products may be in fp8, the rest in bf16."""
 # A layout that names no number of ranks has as many on a processor.
 PROCESSOR_RANKS = 2
-DEEPSPEED = "deepspeed"
 # Features of which no checkpoint is made: a rank has weights of its own, under other names.
 UNSAVED = ("pipeline", "tensor", "experts")
 FEATURES = ("ZeRO-1", "ZeRO-2", "ZeRO-3", "offload", "pipeline", "tensor", "experts")
@@ -24,7 +22,7 @@ FEATURES = ("ZeRO-1", "ZeRO-2", "ZeRO-3", "offload", "pipeline", "tensor", "expe
 class Layout(Frozen):
     """Who holds and computes what; ranks with the same part of the model are its data-parallel group."""
 
-    framework: str = DEEPSPEED
+    framework: str = "torch"
     """`torch` is PyTorch's own data parallelism, which the others are held against; every other name is that
     of the recipe's `[engine]`, and the default where the recipe has one."""
     devices: Positive | None = None
@@ -77,45 +75,3 @@ class Layout(Frozen):
     def least_devices(self) -> int:
         """Return the fewest ranks that it needs."""
         return self.replicas * (self.experts or 1)
-
-
-Refusal = tuple[str, str, str]
-"""A key of a layout, what it may be, and the reason."""
-
-
-def refusals(layout: Layout) -> Iterator[Refusal]:
-    """Yield what stands against a layout, whatever its model and its ranks."""
-    if layout.framework == "torch":
-        plain = Layout(framework="torch")
-        for key in ("zero", "offload", "storage", "pipeline", "tensor", "experts", "settings"):
-            if getattr(layout, key) != getattr(plain, key):
-                yield key, "nothing", "PyTorch's own data parallelism has no such setting"
-        return
-    if layout.framework != DEEPSPEED:
-        return
-    if layout.sharding != "none":
-        yield "sharding", "none", "DeepSpeed splits by its own stages, `zero`"
-    yield from _by_deepspeed(layout)
-    yield from _not_offered(layout)
-
-
-def _by_deepspeed(layout: Layout) -> Iterator[Refusal]:
-    """Yield what DeepSpeed 0.19.8 itself refuses."""
-    if layout.replicas > 1 and layout.zero > 1:
-        yield "zero", "0 or 1", "DeepSpeed's pipeline engine adds gradients up, which ZeRO-2 and 3 split"
-    if layout.experts is not None and layout.zero == 3:
-        yield "zero", "0, 1 or 2", "DeepSpeed does not split the parameters of experts"
-    if layout.offload == "parameters" and layout.zero != 3:
-        yield "offload", "none or optimizer", "only ZeRO-3 takes parameters from where they are"
-    if layout.offload != "none" and not layout.zero:
-        yield "offload", "none", "only what ZeRO splits is offloaded"
-    if layout.storage is not None and (layout.offload == "none" or layout.zero != 3):
-        yield "storage", "nothing", "only ZeRO-3 that offloads writes to a disk"
-
-
-def _not_offered(layout: Layout) -> Iterator[Refusal]:
-    """Yield what this project's adapter does not put together."""
-    if layout.experts is not None and (layout.replicas > 1 or layout.offload != "none"):
-        yield "experts", "nothing", "experts are trained here with data parallelism and ZeRO-0 to 2 alone"
-    if layout.replicas > 1 and layout.offload != "none":
-        yield "offload", "none", "stages and cut matrices keep their optimizer on the device here"

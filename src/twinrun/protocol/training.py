@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.job import Job, PowerReading, PowerSource, Result
@@ -150,6 +150,13 @@ class Training(Frozen):
     validation: Validation | None = None
     """The loss on other data than is trained on; none is taken where not given."""
     optimizer: Optimizer
+
+    @field_validator("warmup_steps")
+    @classmethod
+    def _some_timed(cls, count: int, read: ValidationInfo) -> int:
+        if count >= read.data.get("steps", count + 1):
+            raise ValueError(f"no step would be timed: fewer than {read.data['steps']}, the steps, warm up")
+        return count
 
     @model_validator(mode="after")
     def _traced_by_layers(self) -> Training:
@@ -311,28 +318,6 @@ class Report(Frozen):
     per: Per = "run"
 
 
-class SharedWork(Frozen):
-    """What the first rank of a layout holds and sends."""
-
-    parameters: Positive
-    """Parameters of the rank's part of the model, without experts."""
-    expert_parameters: NotNegative
-    """Parameters of the experts that the rank has."""
-    data_ranks: Positive
-    """Ranks over which ZeRO splits the parameters that are no experts'."""
-    expert_ranks: Positive
-    """Ranks that have the same experts."""
-    state_bytes: NotNegative
-    """Parameters, gradients, optimizer state between two steps, and what the framework keeps beside them."""
-    host_state_bytes: NotNegative = 0
-    """What of that waits in the host's memory, where the device has its own."""
-    sent_elements: float
-    """Numbers sent in one step, by the least that each collective must send."""
-    sent_bytes: float
-    sent_by_operation: dict[str, float]
-    """Numbers by operation of c10d."""
-
-
 class TrainingResult(Result):
     """What the ranks report of one point."""
 
@@ -354,8 +339,6 @@ class TrainingResult(Result):
     """Address that the data was fetched from, where that is known."""
     order_hash: str
     """SHA-256 over the samples of every global batch, the same at every world size."""
-    shared: SharedWork | None = None
-    """What the first rank holds and sends, for a point with a layout."""
     fp8_recipe: str = ""
     """Library whose recipe computed in fp8, and whether the device did; empty in other precisions."""
     weights_hash: str = ""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from twinrun.protocol.training import COMPOSER, SharedWork, TrainingJob, TrainingResult
+from twinrun.protocol.training import COMPOSER, TrainingJob, TrainingResult
 from twinrun.train import attention, building, rank
 from twinrun.train.checkpoint.session import checkpoints_of
 from twinrun.train.checkpoint.state import Parts
@@ -66,8 +66,8 @@ class Beside(Protocol):
     def end_step(self, step: int) -> None:
         """Look at what is held after a step."""
 
-    def result(self, module: nn.Module) -> SharedWork:
-        """Return what was counted."""
+    def report(self, meter: Meter, module: nn.Module) -> None:
+        """Report what was counted under metrics of the training's `reports`."""
 
 
 class Steps:
@@ -151,6 +151,8 @@ def train(job: TrainingJob, framework: Any, *, beside: Any = None) -> TrainingRe
         steps = Steps(job, corpus, engine, meter, watched)
         engine.fit(steps)
         steps.wait()
+    if watched:
+        watched.report(meter, engine.module)
     return meter.result(
         kernel=kernel,
         parallelism=engine.parallelism,
@@ -158,5 +160,4 @@ def train(job: TrainingJob, framework: Any, *, beside: Any = None) -> TrainingRe
         data_server=corpus.server,
         weights_hash=engine.weights_hash,
         changes=dict(engine.changes),
-        shared=watched.result(engine.module) if watched else None,
     )

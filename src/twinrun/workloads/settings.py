@@ -117,34 +117,30 @@ def factor(pattern: str, speed: Grade, numerics: Grade, because: str) -> Factor:
     return Factor(pattern=pattern, speed=speed, numerics=numerics, because=because)
 
 
+def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value that is no table, by its dotted name."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def as_fingerprint(values: Mapping[str, Any], prefix: str = "") -> Fingerprint:
+    """Return values by name, a list as one text, what is not given as `none`."""
+    return {name: ABSENT if one is None else _as_value(one) for name, one in leaves(values, prefix)}
+
+
 def flat_fields(model: Frozen, prefix: str = "") -> Fingerprint:
     """Return every field of `model` by its dotted name; a list as one text, what is not given as `none`."""
-    return dict(_values(model.model_dump(mode="json"), prefix))
+    return as_fingerprint(model.model_dump(mode="json"), prefix)
 
 
-def as_fingerprint(values: Mapping[str, Any]) -> Fingerprint:
-    """Return values by name, a list as one text, what is not given as `none`."""
-    return dict(_values(values, ""))
-
-
-def _values(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Value]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _values(value, f"{prefix}{name}.")
-        elif isinstance(value, (list, tuple)):
-            yield prefix + name, ", ".join(map(str, value))
-        else:
-            yield prefix + name, ABSENT if value is None else value
-
-
-def flat(model: Frozen) -> dict[str, str]:
+def flat(model: Frozen, prefix: str = "") -> dict[str, str]:
     """Return the fields of `model` that are set as text, with dotted names for nested ones."""
-    return dict(_leaves(model.model_dump(mode="json", exclude_none=True)))
+    given = leaves(model.model_dump(mode="json", exclude_none=True), prefix)
+    return {name: str(_as_value(one)) for name, one in given}
 
 
-def _leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+def _as_value(one: Any) -> Value:
+    return ", ".join(map(str, one)) if isinstance(one, (list, tuple)) else one

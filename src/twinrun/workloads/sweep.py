@@ -33,7 +33,7 @@ class SweepPlacements(NamedTuple):
 
 
 def placements(
-    sweep: Sweep, overrides: dict[str, Any], *, hardware: Hardware, node_devices: int | None = None
+    sweep: Sweep, overrides: dict[str, Any], hardware: Hardware, node_devices: int | None = None
 ) -> SweepPlacements:
     """Return the placements of a sweep, by nodes, devices or cards, as the recipe or `--set` counts them.
 
@@ -47,32 +47,23 @@ def placements(
     """
     if sweep.layouts is not None:
         raise InputError("only a training has layouts", place="sweep.layouts", found=sweep.layouts)
-    node = _node_size(sweep, hardware, node_devices)
+    # A point takes the published count of a node's devices, or all where a node has fewer.
+    node = sweep.devices_per_node or node_devices or hardware.devices or None
+    if sweep.devices_per_node and hardware.nodes is not None:
+        node = min(sweep.devices_per_node, node_devices or hardware.devices or sweep.devices_per_node)
     key, counts = _asked(overrides)
     if key is not None:
         return SweepPlacements(_requested(sweep, key, counts, hardware, node), ())
-    if sweep.nodes is None:
+    if sweep.nodes is None or node is None:
         return SweepPlacements([_devices(count) for count in _swept(sweep, hardware.devices)], ())
-    assert node is not None
-    given = [_nodes(count, node) for count in sweep.nodes]
-    kept = [one for one in given if hardware.nodes is None or one.nodes <= hardware.nodes]
+    kept = [count for count in sweep.nodes if hardware.nodes is None or count <= hardware.nodes]
     if not kept:
-        raise MachineError(
-            "too few nodes for the smallest point",
-            found=hardware.nodes,
-            allowed=f"{min(sweep.nodes)} or more",
-        )
-    lost = ", ".join(one.id for one in given if one not in kept)
+        least = f"{min(sweep.nodes)} or more"
+        raise MachineError("too few nodes for the smallest point", found=hardware.nodes, allowed=least)
+    lost = ", ".join(f"nodes={count}" for count in sweep.nodes if count not in kept)
     because = f"{plural(hardware.nodes or 0, 'node')} can be had"
-    return SweepPlacements(kept, (Choice(name="left out", value=lost, because=because),) if lost else ())
-
-
-def _node_size(sweep: Sweep, hardware: Hardware, node_devices: int | None) -> int | None:
-    """Return the devices that a point takes of a node: the published count, or all where a node has fewer."""
-    here = node_devices or hardware.devices or None
-    if sweep.devices_per_node is None or here is None or hardware.nodes is None:
-        return sweep.devices_per_node or here
-    return min(sweep.devices_per_node, here)
+    left_out = (Choice(name="left out", value=lost, because=because),) if lost else ()
+    return SweepPlacements([_nodes(count, node) for count in kept], left_out)
 
 
 def _asked(overrides: dict[str, Any]) -> tuple[str | None, tuple[int, ...]]:
@@ -83,14 +74,13 @@ def _asked(overrides: dict[str, Any]) -> tuple[str | None, tuple[int, ...]]:
     for key, value in given.items():
         items = value if isinstance(value, list) else str(value).split(",")
         numbers = [int(item) for item in items if type(item) is int or str(item).strip().isdecimal()]
+        place = f"--set {key}"
         if not numbers or len(numbers) < len(items) or min(numbers) < 1:
-            allowed = "for example 1,2,4"
-            raise InputError(f"expected counts of {key}", place=f"--set {key}", found=value, allowed=allowed)
+            message, allowed = f"expected counts of {key}", "for example 1,2,4"
+            raise InputError(message, place=place, found=value, allowed=allowed)
         if len(set(numbers)) < len(numbers):
-            raise InputError(
-                "a count is given twice", place=f"--set {key}", found=value, hint="name each once"
-            )
-        return key, tuple(sorted(set(numbers)))
+            raise InputError("a count is given twice", place=place, found=value, hint="name each once")
+        return key, tuple(sorted(numbers))
     return None, ()
 
 
@@ -98,36 +88,34 @@ def _requested(
     sweep: Sweep, key: str, counts: tuple[int, ...], hardware: Hardware, node: int | None
 ) -> list[Placement]:
     """Return the points that `--set` asked for; raises MachineError where one cannot be had."""
+    place, most = f"--set {key}", hardware.devices
     if key == "nodes" and node is None:
         hint = "count ranks with --set devices=..., or add --cluster SITE"
-        raise InputError("this machine has no nodes to count", place="--set nodes", found=counts, hint=hint)
-    per_card = hardware.gpu.devices_per_card if hardware.gpu and key == "cards" else 1
-    devices = tuple(count * (node or 1) if key == "nodes" else count * per_card for count in counts)
-    most = hardware.devices
+        raise InputError("this machine has no nodes to count", place=place, found=counts, hint=hint)
+    of_a_card = hardware.gpu.devices_per_card if hardware.gpu else 1
+    each = {"nodes": node or 1, "cards": of_a_card, "devices": 1}[key]
+    devices = [count * each for count in counts]
     if most and max(devices) > most and (sweep.nodes is None or hardware.nodes is not None):
-        raise MachineError(
-            "fewer devices can be had",
-            place=f"--set {key}",
-            found=f"{key}={max(counts)}" + (f", {max(devices)} devices" if key != "devices" else ""),
-            allowed=f"1 to {most} devices",
-        )
-    if key == "nodes":
-        assert node is not None
-        return [_nodes(count, node) for count in counts]
-    if sweep.nodes is None or node is None:
+        found = f"{key}={max(counts)}" + (f", {max(devices)} devices" if key != "devices" else "")
+        allowed = f"1 to {most} devices"
+        raise MachineError("fewer devices can be had", place=place, found=found, allowed=allowed)
+    if node is None or (sweep.nodes is None and key != "nodes"):
         return [_devices(count) for count in devices]
-    return [_of_nodes(count, node, f"--set {key}") for count in devices]
+    filled = [_filled(count, node, place) if key != "nodes" else count // node for count in devices]
+    return [
+        _nodes(nodes, node) if nodes else _devices(count)
+        for nodes, count in zip(filled, devices, strict=True)
+    ]
 
 
-def _of_nodes(devices: int, node: int, place: str) -> Placement:
-    """Return the point of so many devices at a scale that counts nodes: whole nodes, or a part of one."""
-    if devices < node:
-        return _devices(devices)
+def _filled(devices: int, node: int, place: str, hint: str | None = None) -> int:
+    """Return how many whole nodes so many devices fill, 0 for a part of one; raises InputError."""
     nodes, rest = divmod(devices, node)
-    if rest:
+    if nodes and rest:
         allowed = f"up to {node}, or a multiple of it"
-        raise InputError("the devices do not fill the nodes", place=place, found=devices, allowed=allowed)
-    return _nodes(nodes, node)
+        message = "the devices do not fill the nodes"
+        raise InputError(message, place=place, found=devices, allowed=allowed, hint=hint)
+    return nodes
 
 
 def _nodes(count: int, node: int) -> Placement:
@@ -147,12 +135,12 @@ def _swept(sweep: Sweep, devices: int) -> tuple[int, ...]:
             raise MachineError("this machine has fewer devices", found=devices, allowed=allowed)
         return kept
     if not devices:
-        raise MachineError(
+        message, hint = (
             "this scale sweeps over the GPUs of the machine",
-            found="no GPU in use",
-            hint="use --scale smoke, or --scale paper --dry",
+            "use --scale smoke, or --scale paper --dry",
         )
-    return tuple(1 << power for power in range(devices.bit_length()) if 1 << power <= devices)
+        raise MachineError(message, found="no GPU in use", hint=hint)
+    return tuple(1 << power for power in range(devices.bit_length()))
 
 
 def refuse(
@@ -180,7 +168,6 @@ def refuse(
     for point in points:
         if leg := described[point.id].leg:
             _refuse_elsewhere(point, leg, hardware)
-    for point in points:
         if here and (need := described[point.id].storage):
             check_storage(need.folder, parameters=need.parameters, place=f"layouts.{point.id}.storage")
 
@@ -188,28 +175,27 @@ def refuse(
 def _refuse_elsewhere(point: Point, leg: LegSteps, hardware: Hardware) -> None:
     """Raise MachineError for a leg whose hardware this machine does not have."""
     hint = f"run it where its hardware is: --leg {leg.number} --from PLACE of the leg before"
+    place, devices = f"leg {leg.number}", point.devices_per_node
     if leg.vendor not in (hardware.vendor, hardware.processor):
-        raise MachineError(
-            "a leg for hardware of another vendor",
-            place=f"leg {leg.number}",
-            found=hardware.vendor,
-            allowed=leg.vendor,
-            hint=hint,
-        )
-    if not leg.processor and hardware.devices and point.devices_per_node > hardware.devices:
-        raise MachineError(
-            "a leg for more devices than this machine has",
-            place=f"leg {leg.number}",
-            found=hardware.devices,
-            allowed=f"{point.devices_per_node} or more",
-            hint=hint,
-        )
+        message, found = "a leg for hardware of another vendor", hardware.vendor
+        raise MachineError(message, place=place, found=found, allowed=leg.vendor, hint=hint)
+    if not leg.processor and hardware.devices and devices > hardware.devices:
+        message, allowed = "a leg for more devices than this machine has", f"{devices} or more"
+        raise MachineError(message, place=place, found=hardware.devices, allowed=allowed, hint=hint)
 
 
-def refuse_demands(demands: Sequence[Demand], missing: Callable[[Demand], str | None]) -> None:
-    """Raise InputError for the first number that no scale of a recipe can give, with what `missing` says."""
+def refuse_demands(
+    demands: Sequence[Demand], gives: Callable[[str], bool], missing: Callable[[Demand], str | None]
+) -> None:
+    """Raise InputError for the first number that no scale of a recipe can give.
+
+    Args:
+        gives: whether some scale can have a point.
+        missing: why no scale gives a number at the points that it has, or None.
+    """
     for one in demands:
-        if why := missing(one):
+        absent = one.point is not None and not gives(one.point)
+        if why := f"no scale has a point {one.point}" if absent else missing(one):
             raise InputError(
                 f"no scale of the recipe can give this: {why}",
                 place=one.place,
@@ -225,13 +211,6 @@ def over_nodes(point: Point[PointPart], node_devices: int | None) -> Point[Point
     """
     if node_devices is None or point.nodes > 1 or point.world_size <= node_devices:
         return point
-    nodes, rest = divmod(point.world_size, node_devices)
-    if rest:
-        raise InputError(
-            "the devices do not fill the nodes",
-            place=point.id,
-            found=point.world_size,
-            allowed=f"up to {node_devices}, or a multiple of it",
-            hint="choose other sizes with --set devices=..., or another `devices_per_node` in cluster.toml",
-        )
+    hint = "choose other sizes with --set devices=..., or another `devices_per_node` in cluster.toml"
+    nodes = _filled(point.world_size, node_devices, point.id, hint)
     return point.model_copy(update={"nodes": nodes, "devices_per_node": node_devices})

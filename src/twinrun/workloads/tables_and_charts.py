@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from twinrun.foundation.manifest import Frozen
@@ -44,6 +45,11 @@ def word_columns(*titles: str) -> tuple[Column, ...]:
     return tuple(Column(title=title, numeric=False) for title in titles)
 
 
+def number_columns(*titles: str) -> tuple[Column, ...]:
+    """Return columns of numbers."""
+    return tuple(Column(title=title) for title in titles)
+
+
 def text(value: str, detail: str = "") -> Cell:
     """Return a cell of words."""
     return Cell(text=value, detail=detail)
@@ -84,6 +90,22 @@ class Curve(Frozen):
     """The numbers as they stand in the source, and which source."""
 
 
+def exact(x: float, value: float) -> Spot:
+    """Return a spot of a number that has no spread."""
+    return Spot(x=x, value=value, low=value, high=value)
+
+
+def sampled(x: float, found: Measurement) -> Spot:
+    """Return the spot of a measurement."""
+    return Spot(x=x, value=found.median, low=found.low, high=found.high)
+
+
+def curve(label: str, kind: CurveKind, place: int, spots: Iterable[Spot], detail: str = "") -> Curve:
+    """Return a curve with its spots in order."""
+    ordered = tuple(sorted(spots, key=lambda spot: spot.x))
+    return Curve(label=label, kind=kind, place=place, spots=ordered, detail=detail)
+
+
 class LineChart(Frozen):
     """Curves over one axis."""
 
@@ -92,10 +114,10 @@ class LineChart(Frozen):
     """Identifier in the page."""
     title: str
     x_label: str
-    x_scale: Literal["log2", "log10", "linear"]
+    x_scale: Literal["log2", "log10", "linear"] = "linear"
     y_label: str
     """With unit and formula."""
-    y_scale: Literal["share", "relative", "count", "linear", "log10"]
+    y_scale: Literal["share", "relative", "count", "linear", "log10"] = "linear"
     """`share` is drawn in percent, `count` from zero; `relative` is to the first spot of each curve."""
     curves: tuple[Curve, ...]
     limit: float | None = None

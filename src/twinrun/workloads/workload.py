@@ -25,7 +25,7 @@ from twinrun.protocol.model_source import ModelSource
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.storage import StorageNeed
 from twinrun.protocol.training import DataSource
-from twinrun.workloads.settings import Difference, Factor, Fingerprint, PointSettings, nearest
+from twinrun.workloads.settings import Difference, Factor, Fingerprint, PointSettings, leaves, nearest
 from twinrun.workloads.tables_and_charts import Chart, Table
 
 # Types of a workload for a plan, a point and a result; `Any` where every workload is served.
@@ -236,7 +236,9 @@ class MeasuredPoint(Numbers, Generic[PointPart, RankResult]):
     @property
     def facts(self) -> dict[str, str]:
         """Single values that the ranks sent, by their dotted names, for a reader."""
-        return dict(_facts(self.sent.result.model_dump(mode="json", exclude={"point"}, exclude_none=True)))
+        given = leaves(self.result.model_dump(mode="json", exclude={"point"}, exclude_none=True))
+        kept = ((name, one) for name, one in given if one != "" and not isinstance(one, list))
+        return {name: f"{one:,}" if isinstance(one, int) else str(one) for name, one in kept}
 
     def summary(self) -> dict[str, object]:
         """Return its place and its numbers, without their samples, as `--json` prints them."""
@@ -249,14 +251,6 @@ class MeasuredPoint(Numbers, Generic[PointPart, RankResult]):
         ]
         checks = [one.model_dump(mode="json") for one in self.checks]
         return {**kept, "measurements": measured, "checks": checks}
-
-
-def _facts(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _facts(value, f"{prefix}{name}.")
-        elif not isinstance(value, list) and value != "":
-            yield prefix + name, f"{value:,}" if isinstance(value, int) else str(value)
 
 
 class ControlledCurve(Frozen):
@@ -293,22 +287,13 @@ class CardRate(NamedTuple):
     formula: str
     label: str
     """Software and size where it was published; date, stack and hardware where it was measured."""
-    document: str
-    """Document of a published number, run of a measured one."""
-    where: str
-    """Place in the document."""
-    power: float | None = None
-    """Sampled watts of a device."""
+    where: str = ""
+    """Document of a published number, and the place in it."""
 
     @property
     def share(self) -> float:
         """Share of the dense bf16 peak."""
         return self.flops / self.gpu.peak_bf16_tflops
-
-    @property
-    def devices(self) -> int:
-        """Devices of the whole run."""
-        return round(self.cards * self.gpu.devices_per_card)
 
 
 class RecordView(Frozen, Generic[PlanPart, PointPart]):

@@ -66,9 +66,6 @@ class LlamaShape(ModelShape):
         """Return the width of a head."""
         return self.width // self.heads
 
-    def uncut(self) -> None:
-        """Return None: stages and matrices are cut of every member."""
-
     def parameters(self) -> int:
         """Count the parameters."""
         return self.work().parameters

@@ -56,10 +56,6 @@ class MptShape(ModelShape):
         """Return the width of a head."""
         return self.width // self.heads
 
-    def uncut(self) -> str | None:
-        """Return why neither stages nor matrices are cut of it: experts and ALiBi."""
-        return "experts and the slopes of ALiBi are not cut" if self.experts or self.alibi else None
-
     def parameters(self) -> int:
         """Count the parameters, norms and position rows included."""
         width, rows = self.width, self.vocabulary + (0 if self.alibi else self.sequence)

@@ -72,7 +72,3 @@ class ModelShape(Frozen):
     def head_size(self) -> int:
         """Return the width of an attention head, 0 without attention."""
         return 0
-
-    def uncut(self) -> str | None:
-        """Return why neither stages nor matrices are cut of it, None where they are."""
-        return f"stages and matrices are not cut of the family `{self.family}`"

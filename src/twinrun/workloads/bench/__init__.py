@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twinrun.protocol.bench import BenchResult
-from twinrun.workloads.bench import numbers, plan, report, rules
+from twinrun.workloads.bench import numbers, plan, report
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchTables
 from twinrun.workloads.settings import PointSettings
 from twinrun.workloads.workload import Workload
@@ -26,7 +26,7 @@ WORKLOAD = Workload(
     job=plan.job,
     progress=numbers.progress,
     numbers=numbers.numbers,
-    rules=rules.rules,
+    rules=numbers.rules,
     terms=numbers.terms,
     show=report.show,
     overview=report.overview,

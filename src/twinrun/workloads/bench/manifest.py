@@ -12,6 +12,10 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.recipe import SCALES, LoadedRecipe, Scale, ScaledTables, Sweep
 from twinrun.protocol.bench import Label, Settings, Timing, possible_names
 
+# Metrics of our calls alone, of baselines too, and of ours beside each baseline.
+OF_OURS = ("bandwidth", "bandwidth-share", "bus-bandwidth", "roofline-time", "roofline-share", "link-traffic")
+OF_BOTH, BESIDE = ("time", "error", "kept-memory"), ("speedup", "memory-saving")
+
 
 class BenchScale(Scale):
     """One size at which the benchmark runs."""
@@ -134,21 +138,11 @@ def _demand(name: str, allowed: object, place: str) -> None:
 
 def measurement_ids(tables: BenchTables, metric: str) -> set[str] | None:
     """Return the identifiers that measurements of `metric` can have; None where they have no metric such."""
+    if metric == "peak-memory":
+        return {metric}
+    if metric not in (*OF_OURS, *OF_BOTH, *BESIDE):
+        return None
     names = {name for name in possible_names(tables.label) if name}
-    if metric == "time":
-        return names | {f"{name}@{other}" for name in names for other in tables.baselines}
-    if metric in ("speedup", "memory-saving"):
-        return {f"{name}/{metric}@{other}" for name in names for other in tables.baselines}
-    if metric in ("error", "kept-memory"):
-        own = {f"{name}/{metric}" for name in names}
-        return own | {f"{name}@{other}" for name in own for other in tables.baselines}
-    if metric in (
-        "bandwidth",
-        "bandwidth-share",
-        "bus-bandwidth",
-        "roofline-time",
-        "roofline-share",
-        "link-traffic",
-    ):
-        return {f"{name}/{metric}" for name in names}
-    return {"peak-memory"} if metric == "peak-memory" else None
+    own = {name if metric == "time" else f"{name}/{metric}" for name in names}
+    beside = {f"{name}@{other}" for name in own for other in tables.baselines}
+    return own if metric in OF_OURS else beside if metric in BESIDE else own | beside

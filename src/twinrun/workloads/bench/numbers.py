@@ -1,4 +1,4 @@
-"""From what the script of a case reports to the numbers of its record.
+"""From what the script of a case reports to its numbers, and what it must have to be whole.
 
 A call's measurements are named after it: `NAME` is our time, `NAME@BASELINE` that of a baseline,
 `NAME/METRIC` and `NAME/METRIC@BASELINE` the rest.
@@ -7,15 +7,31 @@ A call's measurements are named after it: `NAME` is our time, `NAME@BASELINE` th
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from twinrun.foundation.text import GIB, MIB
 from twinrun.manifests.vendor import Gpu
-from twinrun.protocol.bench import COPY, BenchResult, Call, CallLine, Implementation, largest_error
+from twinrun.protocol.bench import (
+    COPY,
+    BenchResult,
+    Call,
+    CallLine,
+    Implementation,
+    largest_error,
+    name_of,
+)
 from twinrun.protocol.measurements import BUS_BANDWIDTH, Measurement, Numbers, over_time, single
-from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint
-from twinrun.workloads.settings import factor, flat
-from twinrun.workloads.workload import ComparisonTerms, MeasuredPoint, Point, Progress
+from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchTables
+from twinrun.workloads.settings import as_fingerprint, factor, flat
+from twinrun.workloads.workload import (
+    ComparisonTerms,
+    Finding,
+    MeasuredPoint,
+    Point,
+    Progress,
+    held,
+)
 
 FACTORS = (
     factor("kernels", "large", "some", "other code, or another code object"),
@@ -41,81 +57,79 @@ def numbers(_part: BenchPlan, _point: Point[BenchPoint], result: BenchResult, _g
         name = f"peak-rate@{peak.resource}"
         found.append(single(name, peak.rate, unit, per="device", labels=labels))
     peaks = {one.resource: one.rate for one in result.peak_rates}
-    return Numbers(
-        measurements=(*found, *(one for call in result.calls for one in _of_call(call, peaks))),
-    )
+    return Numbers(measurements=(*found, *(one for call in result.calls for one in _of_call(call, peaks))))
 
 
 def _of_call(call: Call, peaks: Mapping[str, float]) -> Iterator[Measurement]:
     """Yield the numbers of a call and of its baselines, and what ours is beside each."""
-    name = call.name
-    labels = {**call.labels, "call": name, "implementation": call.ours.name}
-    time, kept = _time(call, call.ours, ""), call.ours.kept_bytes
-    yield from _of_implementation(call, call.ours, "")
+    name, ours = call.name, call.ours
+    labels = _labels(call, ours)
+    yield from _of_implementation(call, ours, "")
+    time = _time(call, ours, "")
     for other in call.baselines:
-        yield from _of_implementation(call, other, f"@{other.name}")
+        at = f"@{other.name}"
+        yield from _of_implementation(call, other, at)
         beside = {**labels, "baseline": other.name}
-        theirs = _time(call, other, f"@{other.name}")
-        if time and theirs:
-            yield theirs.model_copy(
-                update={
-                    "id": f"{name}/speedup@{other.name}",
-                    "metric": "speedup",
-                    "unit": "ratio",
-                    "divisor": time.samples,
-                    "labels": beside,
-                }
-            )
-        if kept and other.kept_bytes is not None:
-            number, saved = f"{name}/memory-saving@{other.name}", other.kept_bytes / kept
-            yield single(number, saved, "ratio", metric="memory-saving", per="device", labels=beside)
+        if time and (theirs := _time(call, other, at)):
+            of = {"metric": "speedup", "unit": "ratio", "divisor": time.samples, "labels": beside}
+            yield theirs.model_copy(update={"id": f"{name}/speedup{at}", **of})
+        if ours.kept_bytes and other.kept_bytes is not None:
+            saved = other.kept_bytes / ours.kept_bytes
+            yield _number(f"{name}/memory-saving{at}", saved, "ratio", beside)
     if call.traffic:
         share = call.traffic.counted / call.traffic.expected
-        yield single(f"{name}/link-traffic", share, "ratio", metric="link-traffic", per="link", labels=labels)
+        yield _number(f"{name}/link-traffic", share, "ratio", labels).model_copy(update={"per": "link"})
     if time:
         yield from _rates(call, time, peaks)
 
 
-def _of_implementation(call: Call, one: Implementation, suffix: str) -> Iterator[Measurement]:
-    labels = {**call.labels, "call": call.name, "implementation": one.name}
-    if time := _time(call, one, suffix):
+def _of_implementation(call: Call, one: Implementation, at: str) -> Iterator[Measurement]:
+    if time := _time(call, one, at):
         yield time
     _, error = largest_error(one.errors)
     if math.isfinite(error):
-        yield single(
-            f"{call.name}/error{suffix}", error, "ratio", metric="error", per="device", labels=labels
-        )
+        yield _number(f"{call.name}/error{at}", error, "ratio", _labels(call, one))
     if one.kept_bytes is not None:
-        number, kept = f"{call.name}/kept-memory{suffix}", one.kept_bytes / MIB
-        yield single(number, kept, "MiB", metric="kept-memory", per="device", labels=labels)
+        yield _number(f"{call.name}/kept-memory{at}", one.kept_bytes / MIB, "MiB", _labels(call, one))
 
 
-def _time(call: Call, one: Implementation, suffix: str) -> Measurement | None:
-    if not one.milliseconds or min(one.milliseconds) <= 0:
+def _number(name: str, value: float, unit: str, labels: dict[str, str]) -> Measurement:
+    """Return a number of a device, whose metric is what its name has after the call's."""
+    metric = name.rpartition("/")[2].partition("@")[0]
+    return single(name, value, unit, metric=metric, per="device", labels=labels)
+
+
+def _labels(call: Call, one: Implementation) -> dict[str, str]:
+    return {**call.labels, "call": call.name, "implementation": one.name}
+
+
+def _time(call: Call, one: Implementation, at: str) -> Measurement | None:
+    samples = one.milliseconds
+    if not samples or min(samples) <= 0:
         return None
-    labels = {**call.labels, "call": call.name, "implementation": one.name}
-    name = f"{call.name}{suffix}"
-    return Measurement(
-        id=name, metric="time", unit="ms", per="device", samples=one.milliseconds, labels=labels
-    )
+    of = {"metric": "time", "unit": "ms", "per": "device", "labels": _labels(call, one)}
+    return Measurement.model_validate({"id": f"{call.name}{at}", "samples": samples, **of})
 
 
 def _rates(call: Call, time: Measurement, peaks: Mapping[str, float]) -> Iterator[Measurement]:
     """Yield bandwidths of a call, and its least time by the roofline with how near it comes to that."""
     if bus := bus_bandwidth(call, time):
         yield bus
-    amounts = work_of(call)
+    amounts = {name: one for name, one in call.work.amounts.items() if one > 0} if call.work else {}
     if moved := amounts.get(COPY):
         name = f"{call.name}/bandwidth"
         bandwidth = over_time(moved / 1e6, time, id=name, metric="bandwidth", unit="GB/s")
         yield bandwidth
         if COPY in peaks:
-            of = {"metric": "bandwidth-share", "unit": "ratio"}
-            yield bandwidth.times(1e9 / peaks[COPY], id=f"{call.name}/bandwidth-share", **of)
-    if bound := roofline_bound(amounts, peaks):
-        milliseconds, resource = bound
+            yield bandwidth.times(
+                1e9 / peaks[COPY], id=f"{name}-share", metric="bandwidth-share", unit="ratio"
+            )
+    # The resource that takes longest at its peak rate sets the least time.
+    bounds = [(amounts[name] / peak * 1e3, name) for name, peak in peaks.items() if name in amounts]
+    if bounds:
+        milliseconds, resource = max(bounds, key=lambda one: one[0])
         labels, name = {**time.labels, "resource": resource}, f"{call.name}/roofline"
-        yield single(f"{name}-time", milliseconds, "ms", metric="roofline-time", per="device", labels=labels)
+        yield _number(f"{name}-time", milliseconds, "ms", labels)
         of = {"metric": "roofline-share", "unit": "ratio"}
         yield over_time(milliseconds, time, id=f"{name}-share", labels=labels, **of)
 
@@ -129,31 +143,51 @@ def bus_bandwidth(call: Call, time: Measurement) -> Measurement | None:
     return over_time(call.bus_bytes / 1e6, time, id=name, metric="bus-bandwidth", formula=BUS_BANDWIDTH, **of)
 
 
-def work_of(call: Call) -> dict[str, float]:
-    """Return the least work of a call by resource."""
-    return {name: amount for name, amount in call.work.amounts.items() if amount > 0} if call.work else {}
-
-
-def roofline_bound(amounts: Mapping[str, float], peaks: Mapping[str, float]) -> tuple[float, str] | None:
-    """Return the least milliseconds of `amounts` and the resource that sets them; None without peak rates."""
-    times = [(amounts[name] / peak * 1e3, name) for name, peak in peaks.items() if name in amounts]
-    return max(times, key=lambda one: one[0], default=None)
-
-
 def terms(part: BenchPlan, point: MeasuredPoint[BenchPoint, BenchResult]) -> ComparisonTerms:
     """Return what a case is compared by: what ran, its settings, and what its device can do."""
     calls = point.result.calls
     kernels = {f"{one.name} {one.version}" for call in calls for one in (call.ours, *call.baselines)}
     case = point.part.settings
-    texts = {
-        name: ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        for name, value in case.items()
-    }
     settings = {
         "kernels": ", ".join(sorted(kernels)),
-        **{f"settings.{name}": value for name, value in texts.items()},
-        **{f"bench.{name}": value for name, value in flat(part.bench).items()},
+        **{f"settings.{name}": str(value) for name, value in as_fingerprint(case).items()},
+        **flat(part.bench, "bench."),
         # Three digits: the last ones of a measurement differ in every run.
         **{f"peak rate {one.resource}": f"{one.rate:.3g}/s" for one in point.result.peak_rates},
     }
     return ComparisonTerms(settings=settings)
+
+
+def rules(
+    tables: BenchTables, part: BenchPlan, point: MeasuredPoint[BenchPoint, BenchResult]
+) -> Iterator[Finding]:
+    """Yield where a case is not the planned one, or a result is further from right than is allowed."""
+    calls, repeats = point.result.calls, part.bench.repeats
+    seed = part.bench.seed
+    yield from held("the seed", point.result.seed, point.result.seed if seed is None else seed)
+    twice = [name for name, count in Counter(one.name for one in calls).items() if count > 1]
+    yield from held("calls of one name", twice, [])
+    if not calls:
+        yield Finding(what="calls", found="none", allowed="those of the case")
+    for call in calls:
+        yield from held(f"the name of {call.name}", name_of(part.labels, call.labels), call.name)
+        for one in (call.ours, *call.baselines):
+            yield from held(f"timed calls of {call.name} by {one.name}", len(one.milliseconds), repeats)
+        yield from _right(call, call.ours, tables.allowed_error(call.labels))
+        # Errors of a baseline concern only the claims that are held against it.
+        for one in call.baselines:
+            yield from _right(call, one, tables.allowed_error(call.labels), baseline=True)
+
+
+def _right(
+    call: Call, one: Implementation, allowed: float | None, *, baseline: bool = False
+) -> Iterator[Finding]:
+    """Yield an error that is larger than the recipe allows, or that it does not say how large it may be."""
+    tensor, error = largest_error(one.errors)
+    number = f"{call.name}@{one.name}" if baseline else ""
+    what = f"the error of {tensor} of {call.name} by {one.name}"
+    if allowed is None:
+        said = "within `allowed_errors` of recipe.toml, which says nothing of it"
+        yield Finding(kind="correctness", number=number, what=what, found=error, allowed=said)
+    elif not error <= allowed:
+        yield Finding(kind="correctness", number=number, what=what, found=error, allowed=f"up to {allowed:g}")

@@ -44,39 +44,27 @@ KINDS = {int: "a whole number", bool: "true or false", str: "text", list: "a lis
 def check(recipe: LoadedRecipe[BenchTables], demands: Sequence[Demand]) -> Mapping[str, DataRequest]:
     """Hold the names inside recipe.toml, and what claims ask, against each other; raises InputError."""
     check_names(recipe)
-    refuse_demands(demands, lambda one: _missing(recipe.tables, one))
+    tables = recipe.tables
+
+    def gives(point: str, scales: Sequence[str] = SCALES, *, placed: bool = True) -> bool:
+        case, _, size = point.partition("@")
+        given = [scale for name in scales if case in (scale := tables.scale(name)).cases]
+        return any(not placed or (one.sweep.gives(size) if one.sweep else not size) for one in given)
+
+    def missing(asked: Demand) -> str | None:
+        # A claim that says something of other hardware is judged at its own case, which every node must run.
+        if asked.point and asked.place.endswith(HERE) and not gives(asked.point, ("node",), placed=False):
+            return f"no scale has a point {asked.point} on one node, where its restatement is asked"
+        ids = measurement_ids(tables, asked.metric)
+        if ids is None:
+            return f"a benchmark measures no {asked.metric}"
+        if asked.measurement is None and asked.metric not in ids:
+            return "which call is not said: `measurement` is needed"
+        known = asked.measurement is None or asked.measurement in ids
+        return None if known else f"the labels give no measurement {asked.measurement}"
+
+    refuse_demands(demands, gives, missing)
     return {}
-
-
-def _missing(tables: BenchTables, asked: Demand) -> str | None:
-    """Return why no scale gives a number, or None."""
-    if asked.point is not None and not _gives(tables, asked.point):
-        return f"no scale has a point {asked.point}"
-    # A claim that says something of other hardware is judged at its own case, which every node must run.
-    if asked.point and asked.place.endswith(HERE) and not _has(tables, "node", asked.point):
-        return f"no scale has a point {asked.point} on one node, where its restatement is asked"
-    ids = measurement_ids(tables, asked.metric)
-    if ids is None:
-        return f"a benchmark measures no {asked.metric}"
-    if asked.measurement is None and asked.metric not in ids:
-        return "which call is not said: `measurement` is needed"
-    if asked.measurement is not None and asked.measurement not in ids:
-        return f"the labels give no measurement {asked.measurement}"
-    return None
-
-
-def _has(tables: BenchTables, scale: str, point: str) -> bool:
-    return point.partition("@")[0] in tables.scale(scale).cases
-
-
-def _gives(tables: BenchTables, point: str) -> bool:
-    case, _, size = point.partition("@")
-    for name in SCALES:
-        scale = tables.scale(name)
-        placed = scale.sweep.gives(size) if scale.sweep else not size
-        if case in scale.cases and placed:
-            return True
-    return False
 
 
 def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoint]:
@@ -89,7 +77,14 @@ def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoin
     recipe, tables = request.recipe, request.recipe.tables
     scale, overrides = tables.scale(request.scale), dict(request.overrides)
     names = _cases(tables, scale, overrides.pop("cases", None))
-    places, left_out = _places(scale, overrides, request)
+    # A benchmark without a sweep has the one device.
+    places: Sequence[Placement | None] = [None]
+    left_out: tuple[Choice, ...] = ()
+    if scale.sweep is not None:
+        places, left_out = placements(scale.sweep, overrides, request.hardware, request.node_devices)
+    elif sized := [key for key in KEYS if key in overrides]:
+        place, found = f"--set {sized[0]}", overrides[sized[0]]
+        raise InputError("this benchmark runs on one device", place=place, found=found)
     _demand_types(tables.bench.options, overrides)
     bench = overlay(tables.bench, scale=scale.set, manifest=recipe.manifest, user=overrides)
     check_values(tables, bench.options, f"--set {OPTION}")
@@ -99,14 +94,9 @@ def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoin
         _point(name, bench.options | tables.cases[name] | asked, place) for name in names for place in places
     )
     timed = f"{bench.repeats} timed calls each" if bench.repeats else "checked, not timed"
-    return WorkloadPlan(
-        part=BenchPlan(bench=bench, labels=tables.label),
-        points=points,
-        choices=(
-            Choice(name="cases", value=", ".join(point.id for point in points), because=timed),
-            *left_out,
-        ),
-    )
+    cases = Choice(name="cases", value=", ".join(point.id for point in points), because=timed)
+    part = BenchPlan(bench=bench, labels=tables.label)
+    return WorkloadPlan(part=part, points=points, choices=(cases, *left_out))
 
 
 def _demand_types(options: Settings, overrides: dict[str, Any]) -> None:
@@ -119,19 +109,6 @@ def _demand_types(options: Settings, overrides: dict[str, Any]) -> None:
             continue
         hint = f"the recipe has {json.dumps(known)}"
         raise InputError("wrong type", place=f"--set {key}", found=value, allowed=KINDS[kind], hint=hint)
-
-
-def _places(
-    scale: BenchScale, overrides: dict[str, Any], request: PlanRequest[BenchTables]
-) -> tuple[Sequence[Placement | None], tuple[Choice, ...]]:
-    """Return the placements of a case, None for the one device of a benchmark without a sweep."""
-    if scale.sweep is None:
-        for key in KEYS:
-            if key in overrides:
-                message = "this benchmark runs on one device"
-                raise InputError(message, place=f"--set {key}", found=overrides[key])
-        return [None], ()
-    return placements(scale.sweep, overrides, hardware=request.hardware, node_devices=request.node_devices)
 
 
 def _point(name: str, settings: Settings, place: Placement | None) -> Point[BenchPoint]:
@@ -183,10 +160,9 @@ def settings(part: BenchPlan, point: Point[BenchPoint]) -> Fingerprint:
 
 def job(part: BenchPlan, point: Point[BenchPoint], _attempt: int, run: Run) -> BenchJob:
     """Return the job of a case."""
+    shared = run.model_dump(exclude={"power"}) | {"point": point.id, "world_size": point.world_size}
     return BenchJob(
-        **run.model_dump(exclude={"power"}),
-        point=point.id,
-        world_size=point.world_size,
+        **shared,
         case=point.part.case,
         settings=point.part.settings,
         timing=part.bench,

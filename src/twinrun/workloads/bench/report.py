@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from twinrun.foundation.text import TERA, number, percent
+from twinrun.foundation.text import TERA, number, percent, plural
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.bench import COPY, BenchResult, Call
@@ -13,89 +14,66 @@ from twinrun.protocol.measurements import Measurement
 from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchTables, Figure
 from twinrun.workloads.bench.numbers import bus_bandwidth
 from twinrun.workloads.tables_and_charts import (
+    ABSENT,
     Bar,
     BarChart,
     Cell,
     Chart,
-    Column,
     Curve,
     LineChart,
     Spot,
     Table,
+    curve,
+    exact,
     measured,
+    number_columns,
+    sampled,
     text,
+    word_columns,
 )
 from twinrun.workloads.workload import MeasuredPoint, Overview, PictureContext, RecordView
 
 COLUMNS = ("ours\nms", "baseline\nms", "times\nas fast", "GB/s,\nof a copy", "bound ms,\nof bound", "error")
+BenchRecord = RecordView[BenchPlan, BenchPoint]
+CasePoint = MeasuredPoint[BenchPoint, BenchResult]
 
 
-def calls_of(point: MeasuredPoint) -> list[str]:
-    """Return the names of the calls of a point, in their order."""
-    return [one.name for one in point.result.calls]
-
-
-def show(record: RecordView[BenchPlan, BenchPoint]) -> tuple[Table, ...]:
-    """Return a table of each case."""
-    return tuple(_point_table(point) for point in record.points)
-
-
-def overview(records: Sequence[RecordView], drawn: PictureContext[BenchTables]) -> Overview:
-    """Return the figures that the recipe declares, of all `records`."""
-    found: list[Chart] = []
-    for number_, figure in enumerate(drawn.recipe.tables.figure):
-        if figure.kind == "bars":
-            found += _bars(figure, records, drawn)
-        else:
-            found += _lines(figure, records, drawn, f"lines-{number_}")
-    return Overview(charts=tuple(found))
-
-
-def _point_table(point: MeasuredPoint) -> Table:
-    """Return a row for each call of a case."""
-    return Table(
-        title=f"{point.id}: medians of {point.devices} device{'' if point.devices == 1 else 's'}",
-        columns=(Column(title="call", numeric=False), *(Column(title=title) for title in COLUMNS)),
-        rows=tuple(_row(point, name) for name in calls_of(point)),
-        notes=_notes(point),
+def show(record: BenchRecord) -> tuple[Table, ...]:
+    """Return a table of each case, a row a call."""
+    return tuple(
+        Table(
+            title=f"{point.id}: medians of {plural(point.devices, 'device')}",
+            columns=(*word_columns("call"), *number_columns(*COLUMNS)),
+            rows=tuple(_row(point, call.name) for call in point.result.calls),
+            notes=_notes(point),
+        )
+        for point in record.points
     )
 
 
-def _row(point: MeasuredPoint, name: str) -> tuple[Cell, ...]:
-    baselines = [one for one in point.measurements if one.metric == "time" and one.id.startswith(f"{name}@")]
+def _row(point: CasePoint, name: str) -> tuple[Cell, ...]:
+    times = [one for one in point.measurements if one.metric == "time" and one.id.startswith(f"{name}@")]
     speedups = [one for one in point.measurements if one.id.startswith(f"{name}/speedup@")]
-    bandwidth, bound = point.measurement(f"{name}/bandwidth"), point.measurement(f"{name}/roofline-time")
-    rate = point.measurement(f"{name}/bus-bandwidth") or bandwidth
-    error = point.measurement(f"{name}/error")
+    metrics = ("bandwidth", "bandwidth-share", "bus-bandwidth", "roofline-time", "roofline-share", "error")
+    moved, of_copy, bus, bound, of_bound, error = (point.measurement(f"{name}/{one}") for one in metrics)
+    rate = bus or moved
+    several = "\n".join(f"{number(one.median)} {one.labels['implementation']}" for one in times)
+    least = f"{number(bound.median)} {bound.labels['resource']}" if bound else ABSENT
     return (
         text(name),
         measured(point.measurement(name)),
-        _several(baselines),
-        text(", ".join(f"{one.median:.2f}" for one in speedups) or "-"),
-        text(number(rate.median) if rate else "-", _share(point.measurement(f"{name}/bandwidth-share"))),
-        text(
-            f"{number(bound.median)} {bound.labels['resource']}" if bound else "-",
-            _share(point.measurement(f"{name}/roofline-share")),
-        ),
-        text(f"{error.median:.1g}" if error else "-"),
+        measured(times[0]) if len(times) == 1 else text(several or ABSENT),
+        text(", ".join(f"{one.median:.2f}" for one in speedups) or ABSENT),
+        text(number(rate.median) if rate else ABSENT, percent(of_copy.median) if of_copy else ""),
+        text(least, percent(of_bound.median) if of_bound else ""),
+        text(f"{error.median:.1g}" if error else ABSENT),
     )
 
 
-def _several(found: list[Measurement]) -> Cell:
-    if len(found) == 1:
-        return measured(found[0])
-    return text("\n".join(f"{number(one.median)} {one.labels['implementation']}" for one in found) or "-")
-
-
-def _share(found: Measurement | None) -> str:
-    return percent(found.median) if found else ""
-
-
-def _notes(point: MeasuredPoint[BenchPoint, BenchResult]) -> tuple[str, ...]:
+def _notes(point: CasePoint) -> tuple[str, ...]:
     calls = point.result.calls
-    versions = dict.fromkeys(
-        f"{one.name} {one.version}" for call in calls for one in (call.ours, *call.baselines)
-    )
+    made = [one for call in calls for one in (call.ours, *call.baselines)]
+    versions = dict.fromkeys(f"{one.name} {one.version}" for one in made)
     absent = dict.fromkeys(f"no baseline: {why}" for call in calls for why in call.absent.values())
     peaks = [
         f"{one.resource}: {number(one.rate / TERA)} T{'B' if one.resource == COPY else ''}/s, {one.how}"
@@ -104,136 +82,145 @@ def _notes(point: MeasuredPoint[BenchPoint, BenchResult]) -> tuple[str, ...]:
     return (", ".join(versions), *absent, *peaks)
 
 
-def _call(point: MeasuredPoint[BenchPoint, BenchResult], name: str) -> Call | None:
-    return next((one for one in point.result.calls if one.name == name), None)
+class Drawn(NamedTuple):
+    """A measurement that a figure draws, and where it is from."""
+
+    record: BenchRecord
+    point: CasePoint
+    one: Measurement
+
+    @property
+    def call(self) -> Call | None:
+        """The call that was measured."""
+        name = self.one.labels.get("call")
+        return next((call for call in self.point.result.calls if call.name == name), None)
 
 
-def _chosen(point: MeasuredPoint, figure: Figure) -> list[Measurement]:
-    """Return the measurements of a point that a figure draws."""
-    return [
-        one
-        for one in point.measurements
-        if one.metric == figure.metric
-        and all(one.labels.get(name, values[0]) in values for name, values in figure.where.items())
-    ]
+def overview(records: Sequence[BenchRecord], drawn: PictureContext[BenchTables]) -> Overview:
+    """Return the figures that the recipe declares, of all `records`."""
+    charts: list[Chart] = []
+    for place, figure in enumerate(drawn.recipe.tables.figure):
+        found = [
+            Drawn(record, point, one)
+            for record in records
+            for point in record.points
+            for one in point.measurements
+            if one.metric == figure.metric
+            and all(one.labels.get(name, values[0]) in values for name, values in figure.where.items())
+        ]
+        bars = figure.kind == "bars"
+        charts += _bars(figure, found, drawn) if bars else _lines(figure, found, drawn, f"lines-{place}")
+    return Overview(charts=tuple(charts))
 
 
-def _groups(figure: Figure, found: Sequence[Measurement]) -> list[tuple[str, ...]]:
-    return list(dict.fromkeys(tuple(one.labels.get(name, "") for name in figure.each) for one in found))
+def _groups(figure: Figure, found: Sequence[Drawn]) -> dict[tuple[str, ...], list[Drawn]]:
+    """Return what goes into each picture, by the values of the labels that it is made for."""
+    groups: dict[tuple[str, ...], list[Drawn]] = {}
+    for item in found:
+        groups.setdefault(tuple(item.one.labels.get(name, "") for name in figure.each), []).append(item)
+    return groups
 
 
-def _bars(
-    figure: Figure, records: Sequence[RecordView], drawn: PictureContext[BenchTables]
-) -> Iterator[BarChart]:
+def _part_of(claim: Claim, gpus: Mapping[str, Gpu], *, short: bool) -> str:
+    """Return the GPU that a claim is about, or the die of it."""
+    assert claim.hardware is not None
+    gpu = gpus[claim.hardware.gpu]
+    name = gpu.name.rpartition(" ")[2] if short else gpu.name
+    return f"{name} die" if claim.hardware.devices and gpu.devices_per_card > 1 else name
+
+
+def _bars(figure: Figure, found: Sequence[Drawn], drawn: PictureContext[BenchTables]) -> Iterator[BarChart]:
     claims = [one for one in drawn.recipe.published.claim if one.metric == figure.metric and one.point]
-    cases = figure.cases or tuple(dict.fromkeys(one.point for one in claims if one.point))
-    for case in cases:
-        points = [(record, point) for record in records for point in record.points if point.id == case]
-        every = [one for _, point in points for one in _chosen(point, figure)]
-        for group in _groups(figure, every):
-            names = {one.labels["call"] for one in every if _in(one, figure, group)}
+    time = figure.metric == "time"
+    for case in figure.cases or dict.fromkeys(one.point for one in claims if one.point):
+        here = [item for item in found if item.point.id == case]
+        several = len({item.record.run for item in here}) > 1
+        for group, items in _groups(figure, here).items():
+            names = {item.one.labels["call"] for item in items}
             bars = [
                 _published_bar(one, drawn.gpus)
                 for one in claims
-                if (one.point, one.measurement in names) == (case, True)
+                if one.point == case and one.measurement in names
             ]
-            for record, point in points:
-                bars += _measured_bars(figure, group, record, point, several=len(points) > 1)
-            calls = (_call(point, name) for _, point in points for name in names)
-            title = next((call.title for call in calls if call), case)
+            bars += [bar for item in items for bar in _measured_bars(figure, item, several=several)]
+            title = next((item.call.title for item in items if item.call), case)
+            marks = "".join(letter if letter.isalnum() else "-" for letter in case)
             yield BarChart(
-                name="-".join(
-                    ["bars", *group, "".join(letter if letter.isalnum() else "-" for letter in case)]
-                ),
+                name="-".join(["bars", *group, marks]),
                 title=f"{title[:1].upper()}{title[1:]}, {case}",
-                unit="milliseconds" if figure.metric == "time" else every[0].unit,
-                better="lower" if figure.metric == "time" else "higher",
+                unit="milliseconds" if time else items[0].one.unit,
+                better="lower" if time else "higher",
                 bars=tuple(bars),
                 notes=("The axis is linear from zero.",),
             )
 
 
-def _in(one: Measurement, figure: Figure, group: tuple[str, ...]) -> bool:
-    return tuple(one.labels.get(name, "") for name in figure.each) == group
-
-
-def _published_bar(claim: Claim, gpus: dict[str, Gpu]) -> Bar:
+def _published_bar(claim: Claim, gpus: Mapping[str, Gpu]) -> Bar:
     assert claim.hardware is not None
-    gpu = gpus[claim.hardware.gpu]
-    short = gpu.name.rpartition(" ")[2]
-    part = f"{short} die" if claim.hardware.devices and gpu.devices_per_card > 1 else short
-    value = claim.value
+    part, value = _part_of(claim, gpus, short=True), claim.value
+    ends = {"value": value, "low": value, "high": value}
     detail = f"{part}: {claim.hardware.software}"
-    return Bar(
-        label=f"published, {part}", kind="published", value=value, low=value, high=value, detail=detail
-    )
+    return Bar(label=f"published, {part}", kind="published", detail=detail, **ends)
 
 
-def _measured_bars(
-    figure: Figure, group: tuple[str, ...], record: RecordView, point: MeasuredPoint, *, several: bool
-) -> Iterator[Bar]:
+def _measured_bars(figure: Figure, item: Drawn, *, several: bool) -> Iterator[Bar]:
+    record, point, one = item
+    call, who = item.call, one.labels["implementation"]
     where = f"{record.gpu.name.split()[1] if record.gpu else 'here'} " if several else ""
-    for one in _chosen(point, figure):
-        if not _in(one, figure, group):
-            continue
-        ours = one.id == one.labels["call"]
-        what = ", ".join(filter(None, (one.labels.get(name, "") for name in figure.series)))
-        who = "ours" if ours else one.labels["implementation"]
-        call = _call(point, one.labels["call"])
-        made = (call.ours, *call.baselines) if call else ()
-        version = next((by.version for by in made if by.name == one.labels["implementation"]), "")
-        yield Bar(
-            label=f"{where}{who} {what}",
-            kind="measured" if ours else "baseline",
-            value=one.median,
-            low=one.low,
-            high=one.high,
-            detail=f"{one.labels['implementation']} {version}, {record.label};"
-            f" median, lowest to highest of {one.count}",
-        )
-        if ours and figure.metric == "time" and (bound := point.measurement(f"{one.id}/roofline-time")):
-            value = bound.median
-            formula = call.work.formula if call and call.work else ""
-            detail = f"{formula}, set by {bound.labels['resource']}"
-            yield Bar(
-                label=f"{where}bound {what}", kind="bound", value=value, low=value, high=value, detail=detail
-            )
+    ours = one.id == one.labels["call"]
+    what = ", ".join(filter(None, (one.labels.get(name, "") for name in figure.series)))
+    made = (call.ours, *call.baselines) if call else ()
+    version = next((by.version for by in made if by.name == who), "")
+    yield Bar(
+        label=f"{where}{'ours' if ours else who} {what}",
+        kind="measured" if ours else "baseline",
+        value=one.median,
+        low=one.low,
+        high=one.high,
+        detail=f"{who} {version}, {record.label}; median, lowest to highest of {one.count}",
+    )
+    if ours and figure.metric == "time" and (bound := point.measurement(f"{one.id}/roofline-time")):
+        ends = {"value": bound.median, "low": bound.median, "high": bound.median}
+        formula = call.work.formula if call and call.work else ""
+        detail = f"{formula}, set by {bound.labels['resource']}"
+        yield Bar(label=f"{where}bound {what}", kind="bound", detail=detail, **ends)
 
 
 def _lines(
-    figure: Figure, records: Sequence[RecordView], drawn: PictureContext[BenchTables], name: str
+    figure: Figure, found: Sequence[Drawn], drawn: PictureContext[BenchTables], name: str
 ) -> Iterator[LineChart]:
+    found = [item for item in found if not figure.cases or item.point.id in figure.cases]
     silent = {one.name: one.default for one in drawn.recipe.tables.label}
-    names_of = _told_apart(records)
-    found = [
-        (record, point, one)
-        for record in records
-        for point in record.points
-        if not figure.cases or point.id in figure.cases
-        for one in (*_chosen(point, figure), *_baselines(point, figure))
-    ]
-    for group in _groups(figure, [one for _, _, one in found]):
-        chosen = [item for item in found if _in(item[2], figure, group)]
+    runs = {item.record.run: item.record.label for item in found}
+    shared = Counter(runs.values())
+    points = list(dict.fromkeys((item.record.run, item.point.id) for item in found))
+    every = sorted(
+        (*found, *_baselines(figure, found)),
+        key=lambda item: points.index((item.record.run, item.point.id)),
+    )
+    for group, items in _groups(figure, every).items():
         series: dict[str, list[Spot]] = {}
-        for record, point, one in chosen:
-            label = f"{names_of[record.run]}{_series_label(figure, point, one, silent)}"
-            series.setdefault(label, []).append(_over(figure, point, one))
+        for record, point, one in items:
+            values = [one.labels.get(key, "") for key in figure.series if one.labels.get(key) != silent[key]]
+            devices = f"{point.devices} devices" if point.devices > 1 else ""
+            # Records that share a label are told apart by their times.
+            run = f"run {record.run[:15]}" if shared[record.label] > 1 else ""
+            parts = filter(None, (record.label, run, *values, one.labels["implementation"], devices))
+            value = point.part.settings.get(str(figure.over))
+            x = float(value) if isinstance(value, int) else 0.0
+            series.setdefault(", ".join(parts), []).append(sampled(x, one))
+        names, unit = {item.one.labels.get("call", "") for item in items}, items[0].one
         curves = [
-            Curve(
-                label=label, kind="measured", place=place, spots=tuple(sorted(spots, key=lambda spot: spot.x))
-            )
-            for place, (label, spots) in enumerate(series.items())
+            curve(label, "measured", place, spots) for place, (label, spots) in enumerate(series.items())
         ]
-        published = _published_lines(figure, {one.labels.get("call", "") for _, _, one in chosen}, drawn)
-        unit = chosen[0][2].unit
         yield LineChart(
             name="-".join([name, figure.metric, *group]),
             title=", ".join([figure.metric.replace("-", " "), *group, *_in_common(figure, drawn)]),
             x_label=str(figure.over),
             x_scale="log2",
-            y_label=f"{unit} per {chosen[0][2].per}",
+            y_label=f"{unit.unit} per {unit.per}",
             y_scale="count",
-            curves=(*published, *curves),
+            curves=(*_published_lines(figure, names, drawn), *curves),
         )
 
 
@@ -241,69 +228,39 @@ def _published_lines(figure: Figure, calls: set[str], drawn: PictureContext[Benc
     """Yield what claims say of a figure's cases: a curve for each GPU and software."""
     found: dict[tuple[str, str], list[Spot]] = {}
     for claim in drawn.recipe.published.claim:
-        settings = drawn.recipe.tables.cases.get(claim.point or "", {})
+        x = drawn.recipe.tables.cases.get(claim.point or "", {}).get(str(figure.over))
+        about = claim.metric == figure.metric and claim.measurement in calls
         if (
             claim.hardware
-            and (claim.metric, claim.measurement in calls) == (figure.metric, True)
-            and (claim.point in figure.cases or not figure.cases)
-            and isinstance(x := settings.get(str(figure.over)), int)
+            and about
+            and isinstance(x, int)
+            and claim.point in (figure.cases or (claim.point,))
         ):
-            die = (
-                " die"
-                if claim.hardware.devices and drawn.gpus[claim.hardware.gpu].devices_per_card > 1
-                else ""
-            )
-            name = f"{drawn.gpus[claim.hardware.gpu].name}{die}"
-            spot = Spot(x=float(x), value=claim.value, low=claim.value, high=claim.value)
-            found.setdefault((name, claim.hardware.software), []).append(spot)
+            name = _part_of(claim, drawn.gpus, short=False)
+            found.setdefault((name, claim.hardware.software), []).append(exact(float(x), claim.value))
     for place, ((name, detail), spots) in enumerate(found.items()):
-        ordered = tuple(sorted(spots, key=lambda spot: spot.x))
-        yield Curve(label=f"published: {name}", kind="published", place=place, spots=ordered, detail=detail)
+        yield curve(f"published: {name}", "published", place, spots, detail)
 
 
 def _in_common(figure: Figure, drawn: PictureContext[BenchTables]) -> Iterator[str]:
     """Yield the counts that the cases of a figure share, where it names its cases."""
-    settings = [drawn.recipe.tables.cases[case] for case in figure.cases]
     for name in ("batch", "heads"):
-        values = {one.get(name) for one in settings}
+        values = {drawn.recipe.tables.cases[case].get(name) for case in figure.cases}
         if len(values) == 1 and None not in values:
             yield f"{name} {values.pop()}"
 
 
-def _baselines(point: MeasuredPoint, figure: Figure) -> list[Measurement]:
-    """Return the bus bandwidth of each baseline once, though it was timed beside every call of ours."""
-    found: dict[tuple[str, ...], Measurement] = {}
-    for ours in _chosen(point, figure) if figure.metric == "bus-bandwidth" else ():
-        for time in point.measurements:
-            if time.metric == "time" and time.id.startswith(f"{ours.labels['call']}@"):
+def _baselines(figure: Figure, found: Sequence[Drawn]) -> list[Drawn]:
+    """Return the bus bandwidth of each baseline once a point, though it is timed beside each of our calls."""
+    kept: dict[tuple[str, ...], Drawn] = {}
+    for item in found if figure.metric == "bus-bandwidth" else ():
+        for time in item.point.measurements:
+            if time.metric == "time" and time.id.startswith(f"{item.one.labels['call']}@") and item.call:
                 # Without the labels of a series, which tell calls of ours apart.
                 labels = {name: time.labels.get(name, "") for name in (*figure.each, "implementation")}
-                call = _call(point, ours.labels["call"])
-                bandwidth = bus_bandwidth(call, time) if call else None
+                bandwidth = bus_bandwidth(item.call, time)
                 assert bandwidth is not None
-                found.setdefault(tuple(labels.values()), bandwidth.model_copy(update={"labels": labels}))
-    return list(found.values())
-
-
-def _told_apart(records: Sequence[RecordView]) -> dict[str, str]:
-    """Return a label for each run; with its time where records share their own."""
-    shared = Counter(record.label for record in records)
-    return {
-        record.run: record.label + (f", run {record.run[:15]}" if shared[record.label] > 1 else "")
-        for record in records
-    }
-
-
-def _series_label(
-    figure: Figure, point: MeasuredPoint, one: Measurement, silent: Mapping[str, str | None]
-) -> str:
-    """Return what follows the record's label, without values that names of calls leave out too."""
-    values = [one.labels.get(name, "") for name in figure.series if one.labels.get(name) != silent[name]]
-    devices = f"{point.devices} devices" if point.devices > 1 else ""
-    return "".join(f", {part}" for part in (*values, one.labels["implementation"], devices) if part)
-
-
-def _over(figure: Figure, point: MeasuredPoint[BenchPoint], one: Measurement) -> Spot:
-    value = point.part.settings.get(str(figure.over))
-    x = float(value) if isinstance(value, int) else 0.0
-    return Spot(x=x, value=one.median, low=one.low, high=one.high)
+                key = (item.record.run, item.point.id, *labels.values())
+                one = bandwidth.model_copy(update={"labels": labels})
+                kept.setdefault(key, item._replace(one=one))
+    return list(kept.values())

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from twinrun.protocol.checks import ChecksResult
-from twinrun.workloads.checks import plan, report, rules
-from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables
+from twinrun.workloads.checks import plan, report
 from twinrun.workloads.settings import PointSettings, factor
 from twinrun.workloads.workload import Overview, Workload
 
 WORKLOAD = Workload(
     table="checks",
-    tables=ChecksTables,
-    plan_part=ChecksPlan,
-    point_part=ChecksPoint,
+    tables=plan.ChecksTables,
+    plan_part=plan.ChecksPlan,
+    point_part=plan.ChecksPoint,
     result=ChecksResult,
     headline=(plan.PASSED,),
     factors=(factor("checks", "none", "none", "other checks"),),
@@ -25,7 +24,7 @@ WORKLOAD = Workload(
     job=plan.job,
     progress=plan.progress,
     numbers=plan.numbers,
-    rules=rules.rules,
+    rules=plan.rules,
     terms=plan.terms,
     show=report.show,
     overview=lambda _records, _context: Overview(),

@@ -1,17 +1,20 @@
-"""From a recipe of checks to the points at which they run, and to the jobs of their ranks."""
+"""From a recipe of checks to the points at which they run, to jobs of their ranks and to outcomes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated
+
+from pydantic import Field, model_validator
 
 from twinrun.foundation.errors import InputError
+from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import number, plural
-from twinrun.manifests.recipe import SCALES, LoadedRecipe
+from twinrun.manifests.recipe import SCALES, LoadedRecipe, Scale, ScaledTables, Sweep
 from twinrun.manifests.settings import overlay
 from twinrun.manifests.vendor import Gpu
-from twinrun.protocol.checks import CheckLine, ChecksJob, ChecksResult
+from twinrun.protocol.checks import CheckLine, ChecksJob, CheckSpec, ChecksResult
 from twinrun.protocol.measurements import Numbers, single
-from twinrun.workloads.checks.manifest import ChecksPlan, ChecksPoint, ChecksTables
 from twinrun.workloads.settings import Fingerprint, flat_fields
 from twinrun.workloads.sweep import placements, refuse_demands
 from twinrun.workloads.workload import (
@@ -19,6 +22,7 @@ from twinrun.workloads.workload import (
     ComparisonTerms,
     DataRequest,
     Demand,
+    Finding,
     MeasuredPoint,
     PlanDescription,
     PlanRequest,
@@ -27,6 +31,7 @@ from twinrun.workloads.workload import (
     Progress,
     Run,
     WorkloadPlan,
+    held,
 )
 
 # Fields of a check that say what it is and not what it does.
@@ -35,18 +40,60 @@ _WORDS = (".id", ".title")
 PASSED = "checks-passed"
 
 
+class ChecksScale(Scale):
+    """One size at which the checks run."""
+
+    sweep: Sweep
+
+
+class Checks(Frozen):
+    """The named checks of a recipe; its script has a function for each."""
+
+    check: Annotated[tuple[CheckSpec, ...], Field(min_length=1)]
+    only: tuple[str, ...] = ()
+    """Checks to run; all when empty."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Checks:
+        names = [one.id for one in self.check]
+        if len(names) != len(set(names)):
+            raise ValueError("two checks have the same id")
+        unknown = set(self.only) - set(names)
+        if unknown:
+            raise ValueError(f"`only` names no check: {', '.join(sorted(unknown))}")
+        return self
+
+    @property
+    def chosen(self) -> tuple[CheckSpec, ...]:
+        """The checks that run."""
+        return tuple(one for one in self.check if not self.only or one.id in self.only)
+
+
+class ChecksTables(ScaledTables[ChecksScale]):
+    """Tables of recipe.toml."""
+
+    checks: Checks
+
+
+class ChecksPlan(Frozen):
+    """What decides a run of checks."""
+
+    checks: tuple[CheckSpec, ...]
+
+
+class ChecksPoint(Frozen):
+    """Nothing beside the placement."""
+
+
 def check(recipe: LoadedRecipe[ChecksTables], demands: Sequence[Demand]) -> Mapping[str, DataRequest]:
     """Hold what claims ask of a recipe of checks against its scales; raises InputError."""
 
     def missing(one: Demand) -> str | None:
-        if one.point is not None and not any(
-            recipe.tables.scale(name).sweep.gives(one.point) for name in SCALES
-        ):
-            return f"no scale has a point {one.point}"
         given = one.metric == PASSED and one.measurement in (None, PASSED)
         return None if given else f"checks measure {PASSED}"
 
-    refuse_demands(demands, missing)
+    sweeps = [recipe.tables.scale(name).sweep for name in SCALES]
+    refuse_demands(demands, lambda point: any(one.gives(point) for one in sweeps), missing)
     return {}
 
 
@@ -54,13 +101,10 @@ def plan(request: PlanRequest[ChecksTables]) -> WorkloadPlan[ChecksPlan, ChecksP
     """Turn a request into the chosen checks at placements; raises InputError, MachineError."""
     recipe, overrides = request.recipe, dict(request.overrides)
     scale = recipe.tables.scale(request.scale)
-    places, left_out = placements(
-        scale.sweep, overrides, hardware=request.hardware, node_devices=request.node_devices
-    )
+    places, left_out = placements(scale.sweep, overrides, request.hardware, request.node_devices)
     if "check" in overrides:
-        raise InputError(
-            "checks are listed in recipe.toml", place="--set check", hint="--set 'only=[\"ID\"]'"
-        )
+        message, hint = "checks are listed in recipe.toml", "--set 'only=[\"ID\"]'"
+        raise InputError(message, place="--set check", hint=hint)
     checks = overlay(recipe.tables.checks, scale=scale.set, manifest=recipe.manifest, user=overrides)
     names = [one.id for one in checks.chosen]
     return WorkloadPlan(
@@ -104,12 +148,8 @@ def as_written(
 
 def job(part: ChecksPlan, point: Point[ChecksPoint], _attempt: int, run: Run) -> ChecksJob:
     """Return the job of a point."""
-    return ChecksJob(
-        **run.model_dump(),
-        point=point.id,
-        world_size=point.world_size,
-        checks=part.checks,
-    )
+    shared = run.model_dump() | {"point": point.id, "world_size": point.world_size}
+    return ChecksJob(**shared, checks=part.checks)
 
 
 def progress(line: bytes) -> Progress:
@@ -128,3 +168,24 @@ def numbers(_part: ChecksPlan, _point: Point[ChecksPoint], result: ChecksResult,
 def terms(part: ChecksPlan, _point: MeasuredPoint[ChecksPoint, ChecksResult]) -> ComparisonTerms:
     """Return which checks ran."""
     return ComparisonTerms(settings={"checks": ", ".join(one.id for one in part.checks)})
+
+
+def rules(
+    _tables: ChecksTables, part: ChecksPlan, point: MeasuredPoint[ChecksPoint, ChecksResult]
+) -> Iterator[Finding]:
+    """Yield where the planned checks are not there once at each of their places."""
+    hosts, devices = sorted(set(point.hosts)), range(point.planned.devices_per_node)
+    places = {
+        "allocation": ["allocation"],
+        "node": hosts,
+        "device": sorted(f"{host}, device {number}" for host in hosts for number in devices),
+    }
+    names = list(dict.fromkeys(one.id for one in point.checks))
+    yield from held("checks", names, [one.id for one in part.checks])
+    for check in part.checks:
+        found = sorted(one.place for one in point.checks if one.id == check.id)
+        yield from held(f"the places of {check.id}", found, places[check.scope])
+    for one in point.checks:
+        if one.outcome == "pass" and (one.nodes or one.remedy):
+            said, allowed = "passed, with a fault", "one of them"
+            yield Finding(what=f"the outcome of {one.id}", found=said, allowed=allowed)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from twinrun.checkpoints.manifest import Digest
-from twinrun.foundation.errors import InputError, require_known
+from twinrun.foundation.errors import require_known
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.recipe import LoadedRecipe, Scale, ScaledTables, Sweep
+from twinrun.manifests.recipe import LoadedRecipe, Scale, Sweep
 from twinrun.protocol.evaluation import DocumentsFile, NamedTask, PackageSource, TaskSpec, documents_file
 from twinrun.protocol.layout import Precision
 from twinrun.protocol.model_source import ModelSource, model_source
-from twinrun.protocol.models import AnyShape, ModelShape, member, members
+from twinrun.protocol.models import AnyShape
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.training import DataSource, Training
+from twinrun.workloads.training.manifest import ModelTables
 
 
 class EvaluationScale(Scale):
@@ -57,32 +57,20 @@ class Evaluation(Frozen):
             raise ValueError("`training.microbatch` is a number here")
         if self.training.controls:
             raise ValueError("a training that is scored has no control runs")
-        if self.training.warmup_steps >= self.training.steps:
-            raise ValueError("`training.warmup_steps` must be fewer than `training.steps`, or none is timed")
         if len(set(self.tasks)) < len(self.tasks):
             raise ValueError("a task is named twice")
         return self
 
 
-class EvaluationTables(ScaledTables[EvaluationScale]):
+class EvaluationTables(ModelTables[EvaluationScale]):
     """Tables of recipe.toml."""
 
-    members: tuple[str, ...] = ()
-    """Models of families that are defined once, in src/twinrun/protocol/models/*.toml."""
-    own_models: dict[str, AnyShape] = Field(default_factory=dict, alias="models")
-    """Models of this recipe alone."""
-    data: dict[str, DataSource]
     evaluation: Evaluation
     """The published configuration."""
     tasks: dict[str, TaskSpec]
     """Tasks by their names in the harness, each with its rule."""
     documents: PackageSource | None = None
     """Where the documents of the harness's tasks come from."""
-
-    @cached_property
-    def models(self) -> dict[str, ModelShape]:
-        """Return every model by name; raises InputError for a member that no family has."""
-        return {**{name: member(name, place="members") for name in self.members}, **self.own_models}
 
 
 class EvaluationPlan(Frozen):
@@ -134,23 +122,21 @@ class EvaluationPoint(Frozen):
 
 def check_names(recipe: LoadedRecipe[EvaluationTables]) -> None:
     """Hold the names inside recipe.toml against each other; raises InputError."""
-    tables, place = recipe.tables, recipe.manifest
-    for name in tables.members:
-        member(name, place=f"{place}:members")
-    for name in tables.own_models.keys() & members().keys():
-        raise InputError("defined already", place=f"{place}:models.{name}", hint=f'members = ["{name}"]')
-    demand_known(tables, tables.evaluation, f"{place}:evaluation.")
+    recipe.tables.check_models(recipe.manifest)
+    demand_known(recipe.tables, recipe.tables.evaluation, f"{recipe.manifest}:evaluation.")
 
 
 def demand_known(tables: EvaluationTables, asked: Evaluation, place: str) -> None:
     """Raise InputError where an evaluation names a model, data or a task that the recipe does not have."""
-    training = asked.training
     if asked.model is not None:
         model_source(asked.model, place=f"{place}model")
-    require_known(training.model, sorted(tables.models), "no such name", place=f"{place}training.model")
-    require_known(training.data, sorted(tables.data), "no such name", place=f"{place}training.data")
-    for name in asked.tasks:
-        require_known(name, tables.tasks, "no such name", place=f"{place}tasks")
+    for key, names, known in (
+        ("training.model", (asked.training.model,), sorted(tables.models)),
+        ("training.data", (asked.training.data,), sorted(tables.data)),
+        ("tasks", asked.tasks, list(tables.tasks)),
+    ):
+        for name in names:
+            require_known(name, known, "no such name", place=f"{place}{key}")
     if asked.documents is not None:
         given = documents_file(asked.documents, place=f"{place}documents")
         unpackaged = [name for name in asked.tasks if not tables.tasks[name].packaged]

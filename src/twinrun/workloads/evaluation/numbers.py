@@ -1,4 +1,4 @@
-"""From what the ranks report of an evaluation to the numbers of its record.
+"""From what the ranks report of an evaluation to its numbers, and what it must have to be whole.
 
 The score of a task is named after it, `TASK`, its standard error `TASK/error`, what another rule makes of the
 same answers `TASK@RULE`, and the score of an earlier checkpoint `TASK/step-STEP`, its standard error
@@ -13,16 +13,32 @@ from itertools import accumulate
 
 from twinrun.foundation.text import GIB
 from twinrun.manifests.vendor import Gpu
-from twinrun.protocol.evaluation import MEAN, EvaluationLine, EvaluationResult, ModelScores
+from twinrun.protocol.evaluation import (
+    MEAN,
+    EvaluationLine,
+    EvaluationResult,
+    ModelScores,
+    NamedTask,
+    TaskScore,
+)
 from twinrun.protocol.measurements import FORWARD_SHARE, Measurement, Numbers, Series, single
 from twinrun.protocol.model_source import in_words
 from twinrun.protocol.training import StepMetrics
-from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint
+from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint, EvaluationTables
 from twinrun.workloads.evaluation.plan import ERROR, FORWARD, KEPT, RATE, SCORE
 from twinrun.workloads.settings import factor, flat
-from twinrun.workloads.training.numbers import digests_of, of_training
-from twinrun.workloads.workload import ComparisonTerms, MeasuredPoint, Point, Progress
+from twinrun.workloads.training.numbers import digests_of, of_training, whole_training
+from twinrun.workloads.workload import (
+    ComparisonTerms,
+    Finding,
+    MeasuredPoint,
+    Point,
+    Progress,
+    held,
+)
 
+# Settings that say which model, and how it was trained.
+OF_MODEL = ("evaluation.model", "evaluation.training.")
 # Parts of a curve over which losses are averaged.
 TENTHS = 10
 FACTORS = (
@@ -128,15 +144,50 @@ def terms(part: EvaluationPlan, point: MeasuredPoint[EvaluationPoint, Evaluation
         "tokenizer sha256": result.tokenizer_sha256,
         "weights sha256": result.models[-1].sha256,
     }
-    settings |= {
-        f"evaluation.{name}": value
-        for name, value in flat(asked).items()
-        if name != "model" and not name.startswith("training.")
-    }
-    if part.shape and part.data:
-        trained = {"training": asked.training, "shape": part.shape, "data": part.data}
-        settings |= {
-            f"{table}.{name}": value for table, one in trained.items() for name, value in flat(one).items()
-        }
+    asked_for = flat(asked, "evaluation.")
+    settings |= {name: value for name, value in asked_for.items() if not name.startswith(OF_MODEL)}
+    for table, one in (("training.", asked.training), ("shape.", part.shape), ("data.", part.data)):
+        settings |= flat(one, table) if one and part.shape else {}
     model = in_words(part.given) if part.given else asked.training.model
     return ComparisonTerms(settings={"model": model, **settings})
+
+
+def rules(
+    _tables: EvaluationTables, part: EvaluationPlan, point: MeasuredPoint[EvaluationPoint, EvaluationResult]
+) -> Iterator[Finding]:
+    """Yield where an evaluation is not the planned one."""
+    asked, result = part.evaluation, point.result
+    training, last = asked.training, result.models[-1]
+    yield from held("whether a model was trained", result.training is not None, part.shape is not None)
+    if part.shape and result.training:
+        yield from whole_training(training, part.shape, result.training, begin=0, end=training.steps)
+        yield from held(
+            "the parameters of the model that was scored", last.parameters, part.shape.parameters()
+        )
+        before = range(asked.every, training.steps, asked.every) if asked.every else ()
+        yield from held("steps of models", [one.step for one in result.models], [*before, training.steps])
+    if asked.tokenizer:
+        yield from held("the digest of the tokenizer", result.tokenizer_sha256, asked.tokenizer)
+    planned = [(task.name, task.rule, asked.shots) for task in part.tasks]
+    for model in result.models:
+        yield from held("tasks", [(one.task, one.rule, one.shots) for one in model.tasks], planned)
+        for task, one in zip(part.tasks, model.tasks, strict=False):
+            yield from _as_counted(task, one, asked.limit)
+
+
+def _as_counted(task: NamedTask, one: TaskScore, limit: int | None) -> Iterator[Finding]:
+    """Hold a score against its documents, and its error against both."""
+    sizes = [size for size in (task.documents, limit) if size is not None]
+    if task.documents:
+        yield from held(f"documents of {task.name}", one.documents, min(sizes))
+    if one.requests < one.documents:
+        yield Finding(what=f"requests of {task.name}", found=one.requests, allowed=f"{one.documents} or more")
+    right = one.score * one.documents
+    # The standard deviation of answers that are right or wrong, by n - 1.
+    error = math.sqrt(one.score * (1 - one.score) / max(one.documents - 1, 1))
+    if not math.isclose(right, round(right), abs_tol=1e-6 * one.documents):
+        yield Finding(
+            what=f"the score of {task.name}", found=one.score, allowed=f"a share of {one.documents}"
+        )
+    if not math.isclose(error, one.error, rel_tol=1e-6, abs_tol=1e-9):
+        yield Finding(what=f"the error of {task.name}", found=one.error, allowed=error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
@@ -15,15 +14,8 @@ from twinrun.manifests.settings import overlay
 from twinrun.protocol.allocation import Placement
 from twinrun.protocol.evaluation import MEAN, SAMPLES, EvaluationJob, GivenModel, NamedTask, PackageSource
 from twinrun.protocol.job import Checkpointing
-from twinrun.protocol.model_source import (
-    CheckpointModel,
-    FolderModel,
-    ModelSource,
-    RepositoryModel,
-    in_words,
-)
-from twinrun.protocol.models import AnyShape
-from twinrun.protocol.training import DataSource, Training, TrainingJob, identity
+from twinrun.protocol.model_source import CheckpointModel, FolderModel, ModelSource, in_words
+from twinrun.protocol.training import TrainingJob, identity
 from twinrun.workloads.evaluation.manifest import (
     Evaluation,
     EvaluationPlan,
@@ -34,7 +26,9 @@ from twinrun.workloads.evaluation.manifest import (
 )
 from twinrun.workloads.settings import Fingerprint, flat, flat_fields
 from twinrun.workloads.sweep import placements, refuse_demands
-from twinrun.workloads.training_terms import fingerprint, refuse_composer
+from twinrun.workloads.training.manifest import MODULES
+from twinrun.workloads.training.refusals import refuse_composer
+from twinrun.workloads.training.terms import fingerprint
 from twinrun.workloads.workload import (
     Choice,
     DataRequest,
@@ -56,40 +50,32 @@ HARNESS = "lm-eval"
 _IN_WORDS = re.compile(
     r"evaluation\.(training\.|model$|shots$|limit$|documents$)|task\..*\.(name|rule|packaged)$|documents\.source$"
 )
-# Frameworks that the ranks of a training import when they start.
-_MODULES = {"composer": ("twinrun.train.composer_loop",), "plain": ("twinrun.train.data_parallel",)}
 
 
 def check(recipe: LoadedRecipe[EvaluationTables], demands: Sequence[Demand]) -> Mapping[str, DataRequest]:
     """Hold the names inside recipe.toml, and what claims ask, against each other; raises InputError."""
     check_names(recipe)
     tables = recipe.tables
-    refuse_demands(demands, lambda one: _missing(tables, one))
-    sequence = tables.models[tables.evaluation.training.model].sequence
-    known = {
-        name: DataRequest(name=name, source=source, sequence=sequence) for name, source in tables.data.items()
-    }
-    return known | ({DOCUMENTS: _documents(tables.documents)} if tables.documents else {})
+    names = (*tables.tasks, MEAN)
+    given = {SCORE: names, ERROR: tuple(f"{name}/error" for name in names), "loss": ("loss",)}
+    given |= {name: (name,) for name in (RATE, FORWARD, "step-time", "model-flops", KEPT)}
+
+    def missing(asked: Demand) -> str | None:
+        if asked.metric not in given:
+            return f"an evaluation measures {', '.join(given)}"
+        if asked.measurement is None and asked.metric == SCORE:
+            return "which task is not said: `measurement` is needed"
+        known = asked.measurement in (None, *given[asked.metric])
+        return None if known else f"the tasks give no measurement {asked.measurement}"
+
+    sweeps = [tables.scale(name).sweep for name in SCALES]
+    refuse_demands(demands, lambda point: any(one.gives(point) for one in sweeps), missing)
+    documents = {DOCUMENTS: _documents(tables.documents)} if tables.documents else {}
+    return tables.data_requests(tables.evaluation.training.model) | documents
 
 
 def _documents(source: PackageSource) -> DataRequest:
     return DataRequest(name=DOCUMENTS, source=source, sequence=0)
-
-
-def _missing(tables: EvaluationTables, asked: Demand) -> str | None:
-    """Return why no scale gives a number, or None."""
-    if asked.point is not None and not any(tables.scale(name).sweep.gives(asked.point) for name in SCALES):
-        return f"no scale has a point {asked.point}"
-    names = (*tables.tasks, MEAN)
-    given = {SCORE: names, ERROR: tuple(f"{name}/error" for name in names), "loss": ("loss",)}
-    given |= {name: (name,) for name in (RATE, FORWARD, "step-time", "model-flops", KEPT)}
-    if asked.metric not in given:
-        return f"an evaluation measures {', '.join(given)}"
-    if asked.measurement is None and asked.metric == SCORE:
-        return "which task is not said: `measurement` is needed"
-    if asked.measurement in (None, *given[asked.metric]):
-        return None
-    return f"the tasks give no measurement {asked.measurement}"
 
 
 def plan(request: PlanRequest[EvaluationTables]) -> WorkloadPlan[EvaluationPlan, EvaluationPoint]:
@@ -101,33 +87,41 @@ def plan(request: PlanRequest[EvaluationTables]) -> WorkloadPlan[EvaluationPlan,
     """
     recipe, tables, overrides = request.recipe, request.recipe.tables, dict(request.overrides)
     scale, hardware = tables.scale(request.scale), request.hardware
-    places, left_out = placements(
-        scale.sweep, overrides, hardware=hardware, node_devices=request.node_devices
-    )
+    places, left_out = placements(scale.sweep, overrides, hardware, request.node_devices)
     asked = overlay(tables.evaluation, scale=scale.set, manifest=recipe.manifest, user=overrides)
     demand_known(tables, asked, "--set ")
     # Scores are the same at every size: the most devices are the fastest.
-    place = places[-1]
-    named = tuple(NamedTask(name=name, **tables.tasks[name].model_dump()) for name in asked.tasks)
-    documents = _needed(tables, named)
-    if asked.model is not None:
-        part = EvaluationPlan(evaluation=asked, tasks=named, documents=documents)
-        assert part.given
+    place, part = places[-1], _part(tables, asked)
+    if part.given:
         _refuse_of_training(asked, overrides)
-        microbatches: tuple[int, ...] = ()
         choice = Choice(name="model", value=in_words(part.given), because="asked for; nothing is trained")
+        microbatches: tuple[int, ...] = ()
     else:
-        training = _trainable(asked.training, place, hardware)
-        shape, data = tables.models[training.model], tables.data[training.data]
-        part = EvaluationPlan(evaluation=asked, tasks=named, shape=shape, data=data, documents=documents)
-        microbatches = _microbatches(training.microbatch)
-        because = f"trained for {training.steps} steps"
-        choice = Choice(name="model", value=training.model, because=because)
-    tasks = ", ".join(one.name for one in named)
-    return WorkloadPlan(
-        part=part,
-        points=(Point(**place.model_dump(), part=EvaluationPoint(microbatches=microbatches)),),
-        choices=(choice, Choice(name="tasks", value=plural(len(named), "task"), because=tasks), *left_out),
+        training = asked.training
+        _refuse_training(asked, place, hardware)
+        choice = Choice(name="model", value=training.model, because=f"trained for {training.steps} steps")
+        largest = training.microbatch
+        assert isinstance(largest, int), "refused when the manifest is read"
+        # The size that was asked for, and halves of it for devices with less memory.
+        microbatches = tuple(largest >> half for half in range(largest.bit_length()))
+    tasks = Choice(name="tasks", value=plural(len(part.tasks), "task"), because=", ".join(asked.tasks))
+    point = Point(**place.model_dump(), part=EvaluationPoint(microbatches=microbatches))
+    return WorkloadPlan(part=part, points=(point,), choices=(choice, tasks, *left_out))
+
+
+def _part(tables: EvaluationTables, asked: Evaluation) -> EvaluationPlan:
+    """Return what decides an evaluation; raises InputError where the recipe does not say whose documents."""
+    named = tuple(NamedTask(name=name, **tables.tasks[name].model_dump()) for name in asked.tasks)
+    harness = [one.name for one in named if one.kind == "harness"]
+    if harness and tables.documents is None:
+        raise InputError("tasks of the harness need documents", place=DOCUMENTS, found=", ".join(harness))
+    trains, training = asked.model is None, asked.training
+    return EvaluationPlan(
+        evaluation=asked,
+        tasks=named,
+        shape=tables.models[training.model] if trains else None,
+        data=tables.data[training.data] if trains else None,
+        documents=tables.documents if harness else None,
     )
 
 
@@ -135,97 +129,57 @@ def _refuse_of_training(asked: Evaluation, overrides: Mapping[str, object]) -> N
     """Raise InputError for a setting of the training that a model which is there does not have."""
     for key in ("every", *overrides):
         if key.startswith("training.") or (key == "every" and asked.every is not None):
-            raise InputError(
-                "nothing is trained: the model is there", place=f"--set {key}", hint="leave it or `model` out"
-            )
+            message, hint = "nothing is trained: the model is there", "leave it or `model` out"
+            raise InputError(message, place=f"--set {key}", hint=hint)
 
 
-def _trainable(training: Training, place: Placement, hardware: Hardware) -> Training:
-    """Return a training that can be scored at a placement; raises InputError."""
-    if training.trainer not in _MODULES:
-        raise InputError(
-            "a training that is scored is trained whole",
-            place="--set training.trainer",
-            found=training.trainer,
-            allowed=tuple(_MODULES),
-        )
+def _refuse_training(asked: Evaluation, place: Placement, hardware: Hardware) -> None:
+    """Raise InputError for a training that cannot be scored at a placement."""
+    training, table = asked.training, "--set training."
+    if training.trainer not in MODULES:
+        message, allowed = "a training that is scored is trained whole", tuple(MODULES)
+        raise InputError(message, place=f"{table}trainer", found=training.trainer, allowed=allowed)
     refuse_composer(training, hardware, table="training.")
     if training.global_batch % place.world_size:
-        raise InputError(
-            "the global batch does not divide over the devices",
-            place="--set training.global_batch",
-            found=training.global_batch,
-            allowed=f"a multiple of {place.world_size}",
-        )
-    return training
-
-
-def _needed(tables: EvaluationTables, named: Sequence[NamedTask]) -> PackageSource | None:
-    """Return where the documents come from; raises InputError where the recipe does not say."""
-    harness = [one.name for one in named if one.kind == "harness"]
-    if harness and tables.documents is None:
-        raise InputError("tasks of the harness need documents", place=DOCUMENTS, found=", ".join(harness))
-    return tables.documents if harness else None
-
-
-def _microbatches(largest: object) -> tuple[int, ...]:
-    """Return the size that was asked for, and halves of it for devices with less memory."""
-    assert isinstance(largest, int), "refused when the manifest is read"
-    return tuple(largest >> half for half in range(largest.bit_length()))
+        message, most = "the global batch does not divide over the devices", place.world_size
+        found, each = training.global_batch, f"a multiple of {most}"
+        raise InputError(message, place=f"{table}global_batch", found=found, allowed=each)
 
 
 def describe(part: EvaluationPlan, points: Sequence[Point[EvaluationPoint]]) -> PlanDescription:
     """Return what follows from a plan of an evaluation."""
-    asked, given = part.evaluation, part.given
+    asked, given, training = part.evaluation, part.given, part.evaluation.training
     rules = {one.name: f"{one.rule}, {asked.shots} shots" for one in part.tasks}
     scored = {name: value for name, value in flat(asked).items() if not name.startswith("training.")}
-    described = PlanDescription(
-        subject=f"{in_words(given) if given else asked.training.model}, {plural(len(part.tasks), 'task')}",
-        configuration=(("Evaluation", scored), ("Tasks", rules)),
+    shown, steps = [("Evaluation", scored), ("Tasks", rules)], len(part.tasks)
+    attempts: dict[str, tuple[str, ...]] = {}
+    placed, own = dict[str, Any](), dict[str, Any]()
+    if part.shape and part.data:
+        shown += [("Training", flat(training)), ("Model", flat(part.shape)), ("Data", flat(part.data))]
+        attempts = {one.id: tuple(f"microbatch {size}" for size in one.part.microbatches) for one in points}
+        steps, rising = training.steps, training.optimizer.warmup_steps or 0
+        placed = {"rising_steps": rising, "vocabulary": part.shape.vocabulary}
+        own = {
+            "data": DataRequest(name=training.data, source=part.data, sequence=part.shape.sequence),
+            "identity": identity(part.shape, training),
+            "modules": MODULES[training.trainer],
+        }
+    return PlanDescription(
+        subject=f"{in_words(given) if given else training.model}, {plural(len(part.tasks), 'task')}",
+        configuration=tuple(shown),
         points={
-            point.id: PointDescription(attempts=("the model",), steps=len(part.tasks)) for point in points
+            one.id: PointDescription(attempts=attempts.get(one.id, ("the model",)), steps=steps, **placed)
+            for one in points
         },
         documents=_documents(part.documents) if part.documents else None,
         given_documents=part.given_documents,
         undocumented=part.undocumented,
         files=(SAMPLES,),
         model=given,
-        kernels=False,
+        kernels=given is None and (training.kernels == "ours" or training.attention == "triton"),
         fingerprint=_fingerprint(part),
+        **own,
     )
-    return described if given else _with_training(described, part, points)
-
-
-def _with_training(
-    described: PlanDescription, part: EvaluationPlan, points: Sequence[Point[EvaluationPoint]]
-) -> PlanDescription:
-    """Return the description of a plan whose model is trained first."""
-    training, (shape, data) = part.evaluation.training, _trained(part)
-    shown = (("Training", flat(training)), ("Model", flat(shape)), ("Data", flat(data)))
-    return dataclasses.replace(
-        described,
-        configuration=(*described.configuration, *shown),
-        points={
-            point.id: PointDescription(
-                attempts=tuple(f"microbatch {size}" for size in point.part.microbatches),
-                steps=training.steps,
-                rising_steps=training.optimizer.warmup_steps or 0,
-                vocabulary=shape.vocabulary,
-            )
-            for point in points
-        },
-        data=DataRequest(name=training.data, source=data, sequence=shape.sequence),
-        identity=identity(shape, training),
-        kernels=training.kernels == "ours" or training.attention == "triton",
-        modules=_MODULES[training.trainer],
-    )
-
-
-def _trained(part: EvaluationPlan) -> tuple[AnyShape, DataSource]:
-    """Return the model that is trained, and on what."""
-    assert part.shape is not None, "a model is there"
-    assert part.data is not None, "a model is there"
-    return part.shape, part.data
 
 
 def as_written(
@@ -233,39 +187,38 @@ def as_written(
 ) -> tuple[EvaluationPlan, Point[EvaluationPoint]]:
     """Return a plan's part as recipe.toml has it at the paper scale, of the plan's own model."""
     asked = overlay(tables.evaluation, scale=tables.scales.paper.set, manifest="recipe.toml", user={})
-    own = part.evaluation.training.model
-    own = own if own in tables.models else asked.training.model
     if part.given:
         asked = asked.model_copy(update={"model": part.evaluation.model})
-    named = tuple(NamedTask(name=name, **tables.tasks[name].model_dump()) for name in asked.tasks)
-    trains = part.given is None
-    written = EvaluationPlan(
-        evaluation=asked,
-        tasks=named,
-        shape=tables.models[own] if trains else None,
-        data=tables.data[asked.training.data] if trains else None,
-        documents=_needed(tables, named),
-    )
+    written, own = _part(tables, asked), part.evaluation.training.model
+    if written.shape and own in tables.models:
+        written = written.model_copy(update={"shape": tables.models[own]})
     return written, point
 
 
 def settings(part: EvaluationPlan, _point: Point[EvaluationPoint]) -> Fingerprint:
     """Return the fingerprint, and every other setting of the evaluation, its tasks and their documents."""
-    stated = _fingerprint(part)
     others = flat_fields(part.evaluation, "evaluation.")
     for task in part.tasks:
         others |= flat_fields(task, f"task.{task.name}.")
     others |= flat_fields(part.documents, "documents.") if part.documents else {}
     if given := part.given_documents:
         others |= {f"documents.{given.task}.sha256": given.sha256}
-    return stated | {name: value for name, value in others.items() if not _IN_WORDS.match(name)}
+    return _fingerprint(part) | {name: one for name, one in others.items() if not _IN_WORDS.match(name)}
 
 
 def _fingerprint(part: EvaluationPlan) -> Fingerprint:
     """Return the model's fields, and those of a score: harness, shots, and the rule of each task."""
-    asked = part.evaluation
+    asked, given, found = part.evaluation, part.given, {}
+    if given:
+        # Of a folder without a digest the record alone has one.
+        kept = {"repository", "revision", "step", "sha256"}
+        marks = {"kind": given.kind, **given.model_dump(include=kept, exclude_none=True)}
+        found = {f"model.{name}": value for name, value in marks.items()}
+    elif part.shape and part.data:
+        tokens = asked.training.steps * asked.training.global_batch * part.shape.sequence
+        found = {**fingerprint(part.shape, asked.training, part.data), "tokens": tokens}
     return {
-        **(_given_marks(part.given) if part.given else _training_marks(part)),
+        **found,
         "evaluation.harness": HARNESS,
         "evaluation.shots": asked.shots,
         "evaluation.precision": asked.precision,
@@ -274,22 +227,22 @@ def _fingerprint(part: EvaluationPlan) -> Fingerprint:
     }
 
 
-def _given_marks(given: ModelSource) -> Fingerprint:
-    """Return what says which model is there; of a folder without a digest its record alone has one."""
-    found = given.model_dump(include={"repository", "revision", "step", "sha256"}, exclude_none=True)
-    return {f"model.{name}": value for name, value in {"kind": given.kind, **found}.items()}
-
-
-def _training_marks(part: EvaluationPlan) -> Fingerprint:
-    training, (shape, data) = part.evaluation.training, _trained(part)
-    tokens = training.steps * training.global_batch * shape.sequence
-    return {**fingerprint(shape, training, data), "tokens": tokens}
-
-
 def job(part: EvaluationPlan, point: Point[EvaluationPoint], attempt: int, run: Run) -> EvaluationJob:
     """Return the job of one attempt, with the microbatch that its training tries."""
-    asked = part.evaluation
+    asked, folder = part.evaluation, PurePosixPath(run.metrics).parent
     shared = run.model_dump(exclude={"checkpointing"}) | {"point": point.id, "world_size": point.world_size}
+    training = None
+    if part.shape:
+        place, steps = str(folder / "checkpoints" / point.id), asked.every or asked.training.steps
+        training = TrainingJob(
+            **shared,
+            data=run.folders.get("data", ""),
+            checkpointing=run.checkpointing or Checkpointing(place=place, steps=steps),
+            shape=part.shape,
+            training=asked.training,
+            microbatch=point.part.microbatches[attempt],
+            sharding="none" if point.world_size == 1 else asked.training.sharding,
+        )
     return EvaluationJob(
         **{name: value for name, value in shared.items() if name != "power"},
         tasks=part.tasks,
@@ -297,13 +250,13 @@ def job(part: EvaluationPlan, point: Point[EvaluationPoint], attempt: int, run: 
         batch=asked.batch,
         precision=asked.precision,
         limit=asked.limit,
-        training=None if part.given else _training_job(part, point, attempt, run, shared),
+        training=training,
         model=_given(part.given, run.folders["model"]) if part.given else None,
         tokenizer=asked.tokenizer,
         every=asked.every,
         documents=run.folders.get("documents", ""),
         given=run.folders.get("given", ""),
-        kept=str(PurePosixPath(run.metrics).parent / "models" / point.id),
+        kept=str(folder / "models" / point.id),
     )
 
 
@@ -313,28 +266,4 @@ def _given(source: ModelSource, folder: str) -> GivenModel:
             return GivenModel(folder=folder, sha256=sha256)
         case CheckpointModel(step=step, sha256=sha256):
             return GivenModel(folder=folder, step=step, checkpoint_sha256=sha256)
-        case RepositoryModel():
-            return GivenModel(folder=folder)
-
-
-def _training_job(
-    part: EvaluationPlan,
-    point: Point[EvaluationPoint],
-    attempt: int,
-    run: Run,
-    shared: Mapping[str, Any],
-) -> TrainingJob:
-    training, (shape, _) = part.evaluation.training, _trained(part)
-    saved = run.checkpointing or Checkpointing(
-        place=str(PurePosixPath(run.metrics).parent / "checkpoints" / point.id),
-        steps=part.evaluation.every or training.steps,
-    )
-    return TrainingJob(
-        **shared,
-        data=run.folders.get("data", ""),
-        checkpointing=saved,
-        shape=shape,
-        training=training,
-        microbatch=point.part.microbatches[attempt],
-        sharding="none" if point.world_size == 1 else training.sharding,
-    )
+    return GivenModel(folder=folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from twinrun.foundation.errors import InputError, MachineError
@@ -9,12 +10,12 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import GIB
 from twinrun.predict.calibration import calibration
 from twinrun.predict.memory import memory
-from twinrun.predict.parallel_layout import GIGABIT, Machines
+from twinrun.predict.parallel_layout import GIGABIT, Machines, ParallelLayout, Recomputation, Shards
+from twinrun.predict.point import PointPrediction, kept
 from twinrun.predict.prediction import Prediction, predict
-from twinrun.protocol.layout import Layout
+from twinrun.protocol.layout import Arithmetic, Layout
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import COMPOSER, PLAIN, Training
-from twinrun.workloads.training.sharing import parallel_layout
 from twinrun.workloads.workload import Hardware
 
 # The estimate is 0.95 to 1.04 times the recorded peaks of H100s and H200s, all of which
@@ -31,19 +32,18 @@ PROCESS_BYTES = 820 << 20
 # Seconds: the ranks of a point start; a whole model, or one block of each kind, is compiled.
 POINT_START, WHOLE_COMPILATION, BLOCK_COMPILATION = 12.0, 22.0, 12.0
 CPU_START = 10.0
-# A sweep that nobody asked to be longer ends in about this time.
-SWEEP_SECONDS = 360.0
+BYTES: dict[Arithmetic, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
+STAGES: tuple[Shards, ...] = ("none", "optimizer", "gradients", "parameters")
 
 
 class Budget(Frozen):
-    """A model and the memory of the devices it is to train on."""
+    """A training and the hardware that it is to run on: what fits, and how long it takes."""
 
     shape: AnyShape
     training: Training
+    hardware: Hardware
     layout: Layout | None = None
     """How the ranks share the work where that is more than sharding."""
-    device_memory_bytes: int | None
-    """None on a CPU, where the recipe names sizes that fit."""
 
     def needed(self, *, microbatch: int, world: int) -> int:
         """Estimate the bytes one of `world` devices needs."""
@@ -51,14 +51,23 @@ class Budget(Frozen):
         return memory(self.shape.work(), shared, devices=world).bytes
 
     def microbatches(self, world: int) -> tuple[int, ...]:
-        """Return the microbatches to try at `world` devices, largest first; may be empty."""
-        copies = world // self.layout.replicas if self.layout else world
-        divisors = _divisors(self.training.global_batch // copies)
-        if self.training.microbatch != "auto":
-            return _only(self.training.microbatch, divisors)
-        if self.device_memory_bytes is None:
+        """Return the microbatches to try at `world` devices, largest first; may be empty.
+
+        Raises:
+            InputError: the one that was asked for does not divide the batch.
+        """
+        asked, most = self.training.microbatch, self.hardware.device_memory_bytes
+        batch = self.training.global_batch // (world // self.layout.replicas if self.layout else world)
+        divisors = _divisors(batch)
+        if asked != "auto":
+            if asked not in divisors:
+                message = "the microbatch does not divide the batch of one device"
+                raise InputError(message, place="--set microbatch", found=asked, allowed=divisors)
+            return (asked,)
+        # On a processor the recipe names sizes that fit.
+        if most is None:
             return divisors[:1]
-        limit = MOST_OF_MEMORY * self.device_memory_bytes
+        limit = MOST_OF_MEMORY * most
         fitting = [size for size in divisors if self.needed(microbatch=size, world=world) <= limit]
         return tuple(fitting[:MAX_ATTEMPTS])
 
@@ -71,9 +80,54 @@ class Budget(Frozen):
         return MachineError(
             f"{self.training.model} does not fit into {world} device(s)",
             found=f"{self.needed(microbatch=1, world=world) / GIB:.0f} GiB per device at microbatch 1",
-            allowed=f"{(self.device_memory_bytes or 0) / GIB:.0f} GiB",
+            allowed=f"{(self.hardware.device_memory_bytes or 0) / GIB:.0f} GiB",
             hint="choose a smaller model, --set activation_checkpointing=true, or more devices",
         )
+
+    def seconds(self, world: int, *, runs: int = 1) -> float | None:
+        """Estimate the wall time of a point with so many runs; None where its steps cannot be predicted.
+
+        On a processor the steps are its FLOP over what a core reached.
+        """
+        training, hardware = self.training, self.hardware
+        steps = training.steps * runs
+        if hardware.gpu is None:
+            flops = self.shape.flops_per_token() * training.global_batch * self.shape.sequence * steps
+            return None if hardware.devices else CPU_START + flops / (CORE_FLOPS * hardware.cores)
+        sizes = self.microbatches(world) if self.layout or training.global_batch % world == 0 else ()
+        if not sizes:
+            return None
+        nodes = max(1, world // hardware.devices) if hardware.devices else 1
+        found = self.predicted(nodes=nodes, devices_per_node=world // nodes, microbatch=sizes[0])
+        if found.time is None:
+            return None
+        compilation = WHOLE_COMPILATION if world == 1 else BLOCK_COMPILATION
+        return POINT_START + (compilation if training.compile else 0.0) + found.time.seconds * steps
+
+    def predicted(self, *, nodes: int, devices_per_node: int, microbatch: int) -> Prediction:
+        """Predict a step on GPUs, by this project's own rows; plans have no other model of time."""
+        hardware, known = self.hardware, calibration()
+        assert hardware.gpu
+        network = None if hardware.network_gbit_s is None else hardware.network_gbit_s * GIGABIT
+        return predict(
+            self.shape,
+            Machines(hardware.gpu, devices_per_node, nodes, network),
+            parallel_layout(self.training, self.layout, microbatch=microbatch),
+            software=known.of(SOFTWARE),
+            calibration=known,
+            checked=True,
+            unknown=_unknown(self.training, self.shape),
+        )
+
+    def predictions(
+        self, sizes: tuple[int, ...], *, nodes: int, devices_per_node: int
+    ) -> tuple[PointPrediction, ...]:
+        """Return what is kept of the prediction of each microbatch; on a processor there is none."""
+        if self.hardware.gpu is None:
+            return ()
+        place, version = {"nodes": nodes, "devices_per_node": devices_per_node}, calibration().version
+        found = (self.predicted(microbatch=size, **place) for size in sizes)
+        return tuple(kept(one, attempt=number, calibration=version) for number, one in enumerate(found))
 
 
 def processor_bytes(
@@ -81,76 +135,50 @@ def processor_bytes(
 ) -> int:
     """Estimate the resident memory of all ranks of a training on a processor."""
     whole = training.model_copy(update={"sharding": "none"})
-    budget = Budget(shape=shape, training=whole, layout=layout, device_memory_bytes=None)
-    return world * (PROCESS_BYTES + budget.needed(microbatch=microbatch, world=world))
+    shared = parallel_layout(whole, layout, microbatch=microbatch)
+    return world * (PROCESS_BYTES + memory(shape.work(), shared, devices=world).bytes)
 
 
-def _only(microbatch: int, divisors: tuple[int, ...]) -> tuple[int, ...]:
-    if microbatch not in divisors:
-        raise InputError(
-            "the microbatch does not divide the batch of one device",
-            place="--set microbatch",
-            found=microbatch,
-            allowed=divisors,
+def parallel_layout(training: Training, layout: Layout | None, *, microbatch: int) -> ParallelLayout:
+    """Return a training as predictions know it: who holds and computes what."""
+    width = BYTES[training.precision]
+    # The plain loop keeps all whatever was asked for.
+    again: Recomputation = training.trainer != PLAIN and training.activation_checkpointing
+    common = ParallelLayout(
+        global_batch=training.global_batch,
+        microbatch=microbatch,
+        recomputation=again,
+        parameter_bytes=BYTES[training.parameter_type],
+        reduced_bytes=width,
+    )
+    if layout is None or layout.framework == "torch":
+        sharded = (layout.sharding if layout else training.sharding) == "full"
+        return dataclasses.replace(
+            common,
+            shards="parameters" if sharded else "none",
+            kept_whole=sharded and training.reduction == "step",
+            fp8=training.precision == "fp8",
         )
-    return (microbatch,)
+    split = bool(layout.zero)
+    return dataclasses.replace(
+        common,
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        experts=layout.experts or 1,
+        shards=STAGES[layout.zero],
+        offload=layout.offload,
+        # An engine that splits keeps what it trains in 16 bits, and the fp32 copy with the optimizer.
+        parameter_bytes=width if split else common.parameter_bytes,
+        masters=split,
+        gradient_bytes=width if split else 4,
+        kept_whole=layout.zero == len(STAGES) - 1,
+    )
 
 
 def _divisors(number: int) -> tuple[int, ...]:
     """Return the divisors of `number`, largest first."""
     small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
     return tuple(sorted({*small, *(number // size for size in small)}, reverse=True))
-
-
-def estimated_seconds(
-    shape: AnyShape, training: Training, hardware: Hardware, *, world: int, layout: Layout | None = None
-) -> float | None:
-    """Estimate the wall time of one point on `world` devices; None where its steps cannot be predicted.
-
-    On a processor the steps are its FLOP over what a core reached.
-    """
-    if hardware.gpu is None:
-        flops = shape.flops_per_token() * training.global_batch * shape.sequence * training.steps
-        return None if hardware.devices else CPU_START + flops / (CORE_FLOPS * hardware.cores)
-    memory = hardware.device_memory_bytes
-    budget = Budget(shape=shape, training=training, layout=layout, device_memory_bytes=memory)
-    sizes = budget.microbatches(world) if layout or training.global_batch % world == 0 else ()
-    if not sizes:
-        return None
-    nodes = max(1, world // hardware.devices) if hardware.devices else 1
-    found = predicted(
-        shape, training, layout, hardware, nodes=nodes, devices_per_node=world // nodes, microbatch=sizes[0]
-    )
-    if found.time is None:
-        return None
-    compilation = WHOLE_COMPILATION if world == 1 else BLOCK_COMPILATION
-    start = POINT_START + (compilation if training.compile else 0.0)
-    return start + found.time.seconds * training.steps
-
-
-def predicted(
-    shape: AnyShape,
-    training: Training,
-    layout: Layout | None,
-    hardware: Hardware,
-    *,
-    nodes: int,
-    devices_per_node: int,
-    microbatch: int,
-) -> Prediction:
-    """Predict a step of a training on GPUs, by this project's own rows; plans have no other model of time."""
-    assert hardware.gpu
-    known = calibration()
-    network = None if hardware.network_gbit_s is None else hardware.network_gbit_s * GIGABIT
-    return predict(
-        shape,
-        Machines(hardware.gpu, devices_per_node, nodes, network),
-        parallel_layout(training, layout, microbatch=microbatch),
-        software=known.of(SOFTWARE),
-        calibration=known,
-        checked=True,
-        unknown=_unknown(training, shape),
-    )
 
 
 def _unknown(training: Training, shape: AnyShape) -> str | None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.recipe import LoadedRecipe, Scale, ScaledTables, Sweep
+from twinrun.manifests.recipe import SCALES, AnyScale, LoadedRecipe, Scale, ScaledTables, Sweep
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.models import AnyShape, ModelShape, member, members
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.training import COMPOSER, PLAIN, DataSource, Sharding, Training
-from twinrun.workloads.workload import LegSteps
+from twinrun.workloads.workload import DataRequest, LegSteps
+
+# Modules of the project that ranks import for each trainer; a function of theirs chooses between them.
+MODULES = {COMPOSER: ("twinrun.train.composer_loop",), PLAIN: ("twinrun.train.data_parallel",)}
 
 
 class Leg(Frozen):
@@ -62,14 +65,38 @@ class LayoutEngine(Frozen):
     """Settings that divide the model's width and its sequence."""
 
 
-class TrainingTables(ScaledTables[TrainingScale]):
-    """Tables of recipe.toml."""
+class ModelTables(ScaledTables[AnyScale]):
+    """Tables of a recipe that trains: its models and its data."""
 
     members: tuple[str, ...] = ()
     """Models of families that are defined once, in src/twinrun/protocol/models/*.toml."""
     own_models: dict[str, AnyShape] = Field(default_factory=dict, alias="models")
     """Models of this recipe alone."""
     data: dict[str, DataSource]
+
+    @cached_property
+    def models(self) -> dict[str, ModelShape]:
+        """Return every model by name; raises InputError for a member that no family has."""
+        return {**{name: member(name, place="members") for name in self.members}, **self.own_models}
+
+    def check_models(self, place: str) -> None:
+        """Refuse members that no family has, and own models that one has; raises InputError."""
+        for name in self.members:
+            member(name, place=f"{place}:members")
+        for name in self.own_models.keys() & members().keys():
+            raise InputError("defined already", place=f"{place}:models.{name}", hint=f'members = ["{name}"]')
+
+    def data_requests(self, model: str) -> dict[str, DataRequest]:
+        """Return the data sets as a model reads them."""
+        sequence = self.models[model].sequence
+        return {
+            name: DataRequest(name=name, source=one, sequence=sequence) for name, one in self.data.items()
+        }
+
+
+class TrainingTables(ModelTables[TrainingScale]):
+    """Tables of recipe.toml."""
+
     training: Training
     """The published configuration."""
     engine: LayoutEngine | None = None
@@ -77,32 +104,14 @@ class TrainingTables(ScaledTables[TrainingScale]):
     named_layouts: dict[str, Layout] = Field(default_factory=dict, alias="layouts")
     """Ways to share the work that a sweep goes through; their names are its points."""
 
-    @property
-    def trainers(self) -> tuple[str, ...]:
-        """Values of the setting `trainer`."""
-        return (COMPOSER, PLAIN, *([self.engine.name] if self.engine else ()))
-
     @cached_property
     def layouts(self) -> dict[str, Layout]:
         """Return every layout by name; one without `framework` has the engine's, or PyTorch's."""
-        default = self.engine.name if self.engine else "torch"
+        own = {"framework": self.engine.name} if self.engine else {}
         return {
-            name: one
-            if "framework" in one.model_fields_set
-            else one.model_copy(update={"framework": default})
+            name: one if "framework" in one.model_fields_set else one.model_copy(update=own)
             for name, one in self.named_layouts.items()
         }
-
-    @cached_property
-    def models(self) -> dict[str, ModelShape]:
-        """Return every model by name; raises InputError for a member that no family has."""
-        return {**{name: member(name, place="members") for name in self.members}, **self.own_models}
-
-    @model_validator(mode="after")
-    def _steps_to_time(self) -> TrainingTables:
-        if self.training.warmup_steps >= self.training.steps:
-            raise ValueError("`warmup_steps` must be fewer than `steps`, or none is timed")
-        return self
 
 
 class TrainingPlan(Frozen):
@@ -122,8 +131,7 @@ class TrainingPlan(Frozen):
         # The plain loop keeps all whatever was asked for.
         if training.trainer != PLAIN and training.activation_checkpointing:
             parts = {"selective": " in part", "selective-alternate": ", every second product too"}
-            part = parts.get(str(training.activation_checkpointing), "")
-            found.append(f"activations recomputed{part}")
+            found.append(f"activations recomputed{parts.get(str(training.activation_checkpointing), '')}")
         return "".join(f", {one}" for one in found)
 
 
@@ -132,11 +140,8 @@ class TrainingPoint(Frozen):
 
     microbatches: Annotated[tuple[Positive, ...], Field(min_length=1)]
     """Sequences of one forward pass of one device, largest first; the first that fits is kept."""
-    sharding: Sharding | None = None
-    """Points of one sweep run the same program; a device that is the whole sweep shards nothing.
-
-    Null in records from before it was written down; the fact `parallelism` says what ran.
-    """
+    sharding: Sharding
+    """Points of one sweep run the same program; a device that is the whole sweep shards nothing."""
     layout: Layout | None = None
     """Layout of the point; null where the sweep is over sizes."""
     shape: AnyShape | None = None
@@ -150,39 +155,37 @@ class TrainingPoint(Frozen):
 def check_names(recipe: LoadedRecipe[TrainingTables]) -> None:
     """Hold the names inside recipe.toml against each other; raises InputError."""
     tables, place = recipe.tables, recipe.manifest
-    for name in tables.members:
-        member(name, place=f"{place}:members")
-    for name in tables.own_models.keys() & members().keys():
-        raise InputError("defined already", place=f"{place}:models.{name}", hint=f'members = ["{name}"]')
-    _demand(tables.training.model, tables.models, f"{place}:training.model")
-    _demand(tables.training.trainer, dict.fromkeys(tables.trainers), f"{place}:training.trainer")
+    tables.check_models(place)
+    check_training(recipe, tables.training, f"{place}:training.")
+    engines = (tables.engine.name,) if tables.engine else ()
     for named, one in tables.layouts.items():
-        allowed = dict.fromkeys(("torch", *tables.trainers[2:]))
-        _demand(one.framework, allowed, f"{place}:layouts.{named}.framework")
-    for metric, unit in tables.training.reports.items():
-        at = f"{place}:training.reports.{metric}"
-        _demand(metric, recipe.units, at)
-        require_known(unit, [recipe.units[metric]], "another unit than that of the metric", place=at)
-    if tables.engine and recipe.recipe.script is None:
-        raise InputError(
-            "an engine needs a script that starts it",
-            place=f"{place}:script",
-            found="none",
-            hint="`training.main(engine=MODULE)` of twinrun.train is all that it holds",
-        )
-    _demand(tables.training.data, tables.data, f"{place}:training.data")
-    if validation := tables.training.validation:
-        _demand(validation.data, tables.data, f"{place}:training.validation.data")
-    for name in ("smoke", "node", "paper"):
-        for model in tables.scale(name).models:
+        _demand(one.framework, ("torch", *engines), f"{place}:layouts.{named}.framework")
+    if engines and recipe.recipe.script is None:
+        hint = "`training.main(engine=MODULE)` of twinrun.train is all that it holds"
+        message = "an engine needs a script that starts it"
+        raise InputError(message, place=f"{place}:script", found="none", hint=hint)
+    for name in SCALES:
+        scale = tables.scale(name)
+        for model in scale.models:
             _demand(model, tables.models, f"{place}:scales.{name}.models")
-        for layout in tables.scale(name).sweep.layouts or ():
+        for layout in scale.sweep.layouts or ():
             _demand(layout, tables.layouts, f"{place}:scales.{name}.sweep.layouts")
 
 
-def _demand(
-    name: str,
-    allowed: Mapping[str, object],
-    place: str,
-) -> None:
+def check_training(recipe: LoadedRecipe[TrainingTables], training: Training, place: str) -> None:
+    """Refuse names of a training that the recipe does not have; raises InputError."""
+    tables, validation = recipe.tables, training.validation
+    engines = (tables.engine.name,) if tables.engine else ()
+    _demand(training.model, tables.models, f"{place}model")
+    _demand(training.data, tables.data, f"{place}data")
+    _demand(training.trainer, (*MODULES, *engines), f"{place}trainer")
+    if validation:
+        _demand(validation.data, tables.data, f"{place}validation.data")
+    for metric, unit in training.reports.items():
+        at, message = f"{place}reports.{metric}", "another unit than that of the metric"
+        _demand(metric, recipe.units, at)
+        require_known(unit, [recipe.units[metric]], message, place=at)
+
+
+def _demand(name: str, allowed: Iterable[str], place: str) -> None:
     require_known(name, sorted(allowed), "no such name", place=place)

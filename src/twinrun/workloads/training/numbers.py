@@ -1,31 +1,28 @@
-"""From what the ranks of a training point report to the numbers of its record.
-
-What ZeRO leaves a rank to hold and lets it send is by its paper (arXiv:1910.02054, sections 5 and 7). Both
-are for each parameter that the first rank's part of the model has: P that are no experts' over N ranks,
-experts over those ranks that have the same ones.
-"""
+"""From what the ranks of a training point report to its numbers, and what it must have to be whole."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from twinrun.foundation.text import GIB, MIB, TERA
+from twinrun.foundation.text import GIB, TERA
 from twinrun.manifests.vendor import Gpu
-from twinrun.protocol.layout import DEEPSPEED, Layout
 from twinrun.protocol.measurements import Measurement, Numbers, Series, over_time, single
 from twinrun.protocol.models import ModelShape
-from twinrun.protocol.training import Reduction, SharedWork, Step, StepMetrics, Training, TrainingResult
+from twinrun.protocol.training import Step, StepMetrics, Training, TrainingResult
 from twinrun.workloads.curve_distance import DATA, ORDER, WEIGHTS
-from twinrun.workloads.training.layouts import trained
-from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
-from twinrun.workloads.workload import Point, Progress
+from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
+from twinrun.workloads.training.points import trained
+from twinrun.workloads.workload import Finding, MeasuredPoint, Point, Progress, held
 
-# Master weights and the two moments of Adam, always in fp32.
-OPTIMIZER_BYTES = 12
 # Series with the losses of control runs.
 CONTROL = "control-"
 VALIDATION = "validation-loss"
+# Parameters, their gradients and two moments of Adam, each of the type that parameters are kept in.
+COPIES = 4
+WIDTHS = {"fp32": 4, "bf16": 2}
+# How PyTorch's own trainers say that ranks share the work.
+SHARING = {"none": ("single", "ddp", "replicated"), "full": ("fsdp1", "fsdp2")}
 
 
 def progress(line: bytes) -> Progress:
@@ -52,15 +49,18 @@ def numbers(
     timed = [step for step in result.steps if step.timed and step.step > begin]
     curves = {"loss": tuple(step.loss for step in result.steps)}
     curves |= {f"{CONTROL}{number}": curve for number, curve in enumerate(result.controls, start=1)}
-    training, shape = trained(part.training, point.layout), point.shape or part.shape
+    training, shape, units = (
+        trained(part.training, point.layout),
+        point.shape or part.shape,
+        part.training.reports,
+    )
     return Numbers(
         measurements=(
             *of_training(training, shape, timed, gpu, devices=planned.world_size),
             single("peak-memory", result.peak_memory_bytes / GIB, "GiB", per="device"),
-            *(_shared(result.shared, planned, part.training, result) if result.shared else ()),
             *(single(f"{VALIDATION}@{step}", loss, "nats/token") for step, loss in result.validation),
             *(
-                single(one.metric, one.value, training.reports.get(one.metric, "ratio"), per=one.per)
+                single(one.metric, one.value, units.get(one.metric, "ratio"), per=one.per)
                 for one in result.reported
             ),
             *(single("loss", loss, "nats/token") for loss in curves["loss"][-1:]),
@@ -114,74 +114,41 @@ def of_training(
         yield tokens_rate.times(1 / watts, id=name, metric=name, unit="tokens/s/W")
 
 
-def _shared(
-    shared: SharedWork, planned: Point[TrainingPoint], training: Training, result: TrainingResult
-) -> Iterator[Measurement]:
-    """Yield what the first rank of a layout holds and sends, and both over the values of their formulas."""
-    layout, count = planned.part.layout, shared.parameters + shared.expert_parameters
-    unit, host = "B/parameter", shared.host_state_bytes / count
-    state = single("state-memory", shared.state_bytes / count, unit, per="device")
-    sent = single("traffic", shared.sent_elements / count, "number/parameter", per="device")
-    yield from (state, sent)
-    yield state.model_copy(update={"id": "state-on-host", "samples": (host,)})
-    yield single("traffic-bytes", shared.sent_bytes / MIB, "MiB", per="device")
-    if layout is None:
-        return
-    microbatches = -(-training.global_batch * layout.replicas // planned.world_size // result.microbatch)
-    formulas = (
-        (state, "state-of-formula", state_bytes(layout, shared, trained(training, layout).precision)),
-        (
-            sent,
-            "traffic-of-formula",
-            traffic(layout, shared, microbatches=microbatches, reduction=training.reduction),
-        ),
-    )
-    for base, metric, value in formulas:
-        if value:
-            yield base.times(1 / value, id=metric, metric=metric, unit="ratio")
+def rules(
+    _tables: TrainingTables, part: TrainingPlan, point: MeasuredPoint[TrainingPoint, TrainingResult]
+) -> Iterator[Finding]:
+    """Yield where a point is not the planned one."""
+    planned, result = point.part, point.result
+    layout, leg, shape = planned.layout, planned.leg, planned.shape or part.shape
+    training = trained(part.training, layout)
+    begin, end = (leg.begin, leg.end) if leg else (0, training.steps)
+    yield from whole_training(training, shape, result, begin=begin, end=end)
+    tried = len(point.attempts)
+    fitting = planned.microbatches[tried] if tried < len(planned.microbatches) else None
+    yield from held("the microbatch", result.microbatch, fitting)
+    if layout is None or layout.framework == "torch":
+        sharding = layout.sharding if layout else planned.sharding
+        ways = SHARING[sharding] if point.devices > 1 else (*SHARING["none"], *SHARING[sharding])
+        if result.parallelism not in ways:
+            yield Finding(what="the parallelism", found=result.parallelism, allowed=ways)
+        # What a step of AdamW needs of the parameters alone.
+        copies = shape.parameters() * COPIES * WIDTHS[training.parameter_type]
+        least = copies / (point.devices if sharding == "full" else 1)
+        if result.peak_memory_bytes < least:
+            found = f"{result.peak_memory_bytes / GIB:.3g} GiB"
+            allowed = f"{least / GIB:.3g} GiB or more, for parameters, gradients and moments"
+            yield Finding(kind="bounds", what="the peak memory", found=found, allowed=allowed)
+    yield from held("the number of control runs", len(result.controls), planned.controls)
+    yield from held("the steps of each control run", {len(one) for one in result.controls} or {end}, {end})
 
 
-def state_bytes(layout: Layout, shared: SharedWork, precision: str) -> float:
-    """Return the bytes of parameters, gradients and optimizer state for each parameter, between two steps.
-
-    With 16-bit parameters 2 + 12 / N and, with parameters and gradients split, 16 / N; fp32 has 4 for
-    each 2. Without ZeRO there is no second copy: parameters and moments, and gradients where they are kept;
-    FSDP2 splits these and keeps no gradients.
-    """
-    width = 4 if precision == "fp32" else 2
-
-    def per_parameter(ranks: int) -> float:
-        if layout.framework != DEEPSPEED:
-            return 12 / ranks if layout.sharding == "full" else 16
-        if not layout.zero:
-            return 12
-        split = (2 * width if layout.zero == 3 else 0) + OPTIMIZER_BYTES
-        return (0 if layout.zero == 3 else width) + split / ranks
-
-    return _mean(shared, per_parameter)
-
-
-def traffic(
-    layout: Layout, shared: SharedWork, *, microbatches: int, reduction: Reduction = "microbatch"
-) -> float | None:
-    """Return the numbers that a rank sends in a step for each parameter; None where activations are sent too.
-
-    An all-reduce is 2 (N - 1) / N of its message, a gather or a reduce-scatter half of that. Without ZeRO
-    gradients are all-reduced once a step; ZeRO-1 reduces them to their owners once and gathers the new
-    parameters, ZeRO-2 reduces after each microbatch; ZeRO-3 also gathers parameters in each pass, two of a
-    microbatch, and none afterwards. So does FSDP2, which with the reduction `step` gathers and reduces once.
-    """
-    if layout.replicas > 1 or layout.experts is not None or shared.expert_parameters:
-        return None
-    if layout.sharding == "full":
-        messages = 2 if reduction == "step" else 3 * microbatches
-    else:
-        messages = {0: 2, 1: 2, 2: microbatches + 1, 3: 3 * microbatches}[layout.zero]
-    return messages * (shared.data_ranks - 1) / shared.data_ranks
-
-
-def _mean(shared: SharedWork, per_parameter: Callable[[int], float]) -> float:
-    """Return the mean over parameters that are no experts' and those of experts, each over their ranks."""
-    own = shared.parameters * per_parameter(shared.data_ranks)
-    experts = shared.expert_parameters * per_parameter(shared.expert_ranks)
-    return (own + experts) / (shared.parameters + shared.expert_parameters)
+def whole_training(
+    training: Training, shape: ModelShape, result: TrainingResult, *, begin: int, end: int
+) -> Iterator[Finding]:
+    """Yield where steps or parameters are not the planned ones; a run that was resumed warms up again."""
+    yield from held("the number of parameters", result.parameters, shape.parameters())
+    yield from held("steps", [one.step for one in result.steps], [*range(1, end + 1)])
+    timed = [one.step for one in result.steps if one.timed and one.step > begin]
+    if not timed or min(timed) <= begin + training.warmup_steps:
+        allowed = f"from {begin + training.warmup_steps + 1} to {end}"
+        yield Finding(what="the first timed step", found=min(timed, default=None), allowed=allowed)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.text import duration
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
@@ -13,28 +11,22 @@ from twinrun.protocol.allocation import Placement
 from twinrun.protocol.layout import UNSAVED
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.storage import StorageNeed
-from twinrun.protocol.training import COMPOSER, PLAIN, Training, TrainingJob, identity
+from twinrun.protocol.training import PLAIN, Training, TrainingJob, identity
 from twinrun.workloads.settings import Fingerprint, flat, flat_fields
 from twinrun.workloads.sweep import KEYS, over_nodes, placements, refuse_demands
-from twinrun.workloads.training import layouts
-from twinrun.workloads.training.estimates import (
-    SWEEP_SECONDS,
-    Budget,
-    estimated_seconds,
-    processor_bytes,
-)
-from twinrun.workloads.training.legs import leg_points, one_leg
+from twinrun.workloads.training import points as sweeps
+from twinrun.workloads.training.estimates import Budget, processor_bytes
 from twinrun.workloads.training.manifest import (
+    MODULES,
     TrainingPlan,
     TrainingPoint,
-    TrainingScale,
     TrainingTables,
     check_names,
+    check_training,
 )
 from twinrun.workloads.training.numbers import VALIDATION
-from twinrun.workloads.training.prediction import with_predictions
-from twinrun.workloads.training.refusals import refuse_attention, refuse_foreign, refuse_fp8, refuse_precision
-from twinrun.workloads.training_terms import fingerprint, refuse_composer
+from twinrun.workloads.training.refusals import refuse
+from twinrun.workloads.training.terms import fingerprint
 from twinrun.workloads.workload import (
     Choice,
     DataRequest,
@@ -48,42 +40,32 @@ from twinrun.workloads.workload import (
     WorkloadPlan,
 )
 
-# Modules of the project that ranks import for each trainer; a function of theirs chooses between them.
-_MODULES = {
-    COMPOSER: ("twinrun.train.composer_loop",),
-    PLAIN: ("twinrun.train.data_parallel",),
-}
 METRICS = (
     *("step-time", "tokens-per-second", "model-flops", "model-flops-share"),
     *("power", "tokens-per-second-per-watt"),
     *("loss", "peak-memory", "sample-order", "envelope-share"),
-    *("state-memory", "state-of-formula", "traffic", "traffic-of-formula"),
 )
+# A sweep that nobody asked to be longer ends in about this time.
+SWEEP_SECONDS = 360.0
 
 
 def check(recipe: LoadedRecipe[TrainingTables], demands: Sequence[Demand]) -> Mapping[str, DataRequest]:
     """Hold the names inside recipe.toml, and what claims ask, against each other; raises InputError."""
     check_names(recipe)
     tables = recipe.tables
-    refuse_demands(demands, lambda one: _missing(tables, one))
-    sequence = tables.models[tables.training.model].sequence
-    return {
-        name: DataRequest(name=name, source=source, sequence=sequence) for name, source in tables.data.items()
-    }
-
-
-def _missing(tables: TrainingTables, asked: Demand) -> str | None:
-    """Return why no scale gives a number, or None."""
-    if asked.point is not None and not any(tables.scale(name).gives(asked.point) for name in SCALES):
-        return f"no scale has a point {asked.point}"
     given = (*METRICS, *([VALIDATION] if tables.training.validation else ()), *tables.training.reports)
-    if asked.metric not in given:
-        return f"a training point of this recipe measures {', '.join(given)}"
-    if asked.metric == VALIDATION:
-        return _undue(tables, asked.measurement or "")
-    if asked.measurement in (None, asked.metric):
-        return None
-    return f"the measurement of {asked.metric} is called {asked.metric}"
+
+    def missing(asked: Demand) -> str | None:
+        if asked.metric not in given:
+            return f"a training point of this recipe measures {', '.join(given)}"
+        if asked.metric == VALIDATION:
+            return _undue(tables, asked.measurement or "")
+        if asked.measurement in (None, asked.metric):
+            return None
+        return f"the measurement of {asked.metric} is called {asked.metric}"
+
+    refuse_demands(demands, lambda point: any(tables.scale(one).gives(point) for one in SCALES), missing)
+    return tables.data_requests(tables.training.model)
 
 
 def _undue(tables: TrainingTables, measurement: str) -> str | None:
@@ -104,42 +86,49 @@ def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, Tra
         InputError: a setting that does not exist or does not fit.
         MachineError: the model does not fit into the devices.
     """
-    recipe, tables = request.recipe, request.recipe.tables
+    recipe, tables, hardware = request.recipe, request.recipe.tables, request.hardware
     scale, overrides = tables.scale(request.scale), dict(request.overrides)
-    wanted: tuple[str, ...] | None = None
-    requested: Any = None
-    places: list[Placement] = []
+    layouts, places = bool(scale.sweep.layouts), list[Placement]()
     left_out: tuple[Choice, ...] = ()
-    if scale.sweep.layouts:
-        wanted = layouts.names(tables, scale, overrides.pop("layouts", None))
-        requested = overrides.pop("devices", None)
-    else:
-        places, left_out = placements(
-            scale.sweep, overrides, hardware=request.hardware, node_devices=request.node_devices
-        )
-    training = _training(tables, scale, overrides, recipe.manifest)
+    wanted, requested = (overrides.pop(key, None) if layouts else None for key in ("layouts", "devices"))
+    names = sweeps.layout_names(tables, scale, wanted)
+    if not layouts:
+        places, left_out = placements(scale.sweep, overrides, hardware, request.node_devices)
+    training = overlay(tables.training, scale=scale.set, manifest=recipe.manifest, user=overrides)
+    check_training(recipe, training, "--set ")
     if not {*KEYS, "global_batch"} & set(request.overrides):
         places, indivisible = _dividing(places, training.global_batch)
         left_out += indivisible
     because = "asked for" if "model" in overrides else "the recipe's for this scale"
-    if wanted is None:
-        if scale.models and "model" not in overrides:
-            training, because = _largest(tables, scale, training, places, request.hardware)
-        refuse_precision(training)
-    refuse_foreign(tables.models[training.model], training)
-    refuse_fp8(request, training, layouts=wanted is not None)
-    if wanted is None:
-        refuse_composer(training, request.hardware)
-    refuse_attention(recipe, tables.models[training.model], training, request.hardware)
-    swept = _swept(request, training, places)
-    if wanted is not None and request.leg is None:
-        given = {"wanted": wanted, "requested": requested, "manifest": recipe.manifest}
-        swept = layouts.points(tables, training, scale, request.hardware, **given)
+    if scale.models and "model" not in overrides and not layouts:
+        training, because = _largest(tables, scale.models, training, places, hardware)
+    refuse(request, training, layouts=layouts)
     shape = tables.models[training.model]
+    found = sweeps.leg_points(scale.legs, shape, training, request)
+    if request.leg is not None:
+        found = sweeps.one_leg(found, request.leg, scale=request.scale)
+    elif layouts:
+        found = sweeps.layout_points(request, training, names, requested)
+    elif places:
+        found = (*sweeps.sized_points(shape, training, places, hardware), *found)
     # A prediction counts the nodes that the point will have.
-    placed = (over_nodes(point, request.node_devices) for point in swept)
-    predicted = tuple(with_predictions(point, shape, training, request.hardware) for point in placed)
-    return _planned(tables, training, predicted, because, left_out)
+    placed = (over_nodes(point, request.node_devices) for point in found)
+    predicted = tuple(_predicted(point, shape, training, hardware) for point in placed)
+    ids, validation = ", ".join(point.id for point in predicted), training.validation
+    return WorkloadPlan(
+        part=TrainingPlan(
+            shape=shape,
+            training=training,
+            data=tables.data[training.data],
+            validation_data=tables.data[validation.data] if validation else None,
+        ),
+        points=predicted,
+        choices=(
+            Choice(name="model", value=training.model, because=because),
+            Choice(name="points", value=ids, because=f"global batch {training.global_batch} at each"),
+            *left_out,
+        ),
+    )
 
 
 def _dividing(places: list[Placement], batch: int) -> tuple[list[Placement], tuple[Choice, ...]]:
@@ -151,167 +140,92 @@ def _dividing(places: list[Placement], batch: int) -> tuple[list[Placement], tup
     lost = ", ".join(one.id for one in places if one not in kept)
     if not kept or not lost:
         return places, ()
-    return kept, (
-        Choice(name="left out", value=lost, because=f"they do not divide the global batch, {batch}"),
-    )
-
-
-def _swept(
-    request: PlanRequest[TrainingTables], training: Training, places: list[Placement]
-) -> tuple[Point[TrainingPoint], ...]:
-    """Return the points of a sweep over sizes and the legs after them, or the one leg that was asked for."""
-    recipe, hardware = request.recipe, request.hardware
-    scale, shape = recipe.tables.scale(request.scale), recipe.tables.models[training.model]
-    place = f"{recipe.manifest}:scales.{request.scale}.legs"
-    legs = leg_points(scale.legs, shape, training, hardware, place=place)
-    if request.leg is not None:
-        return one_leg(legs, request.leg, scale=request.scale)
-    return (*_points(shape, training, places, hardware), *legs) if places else legs
-
-
-def _planned(
-    tables: TrainingTables,
-    training: Training,
-    points: tuple[Point[TrainingPoint], ...],
-    because: str,
-    left_out: tuple[Choice, ...],
-) -> WorkloadPlan[TrainingPlan, TrainingPoint]:
-    ids = ", ".join(point.id for point in points)
-    shape, data = tables.models[training.model], tables.data[training.data]
-    return WorkloadPlan(
-        part=TrainingPlan(
-            shape=shape,
-            training=training,
-            data=data,
-            validation_data=tables.data[training.validation.data] if training.validation else None,
-        ),
-        points=points,
-        choices=(
-            Choice(name="model", value=training.model, because=because),
-            Choice(name="points", value=ids, because=f"global batch {training.global_batch} at each"),
-            *left_out,
-        ),
-    )
-
-
-def _training(
-    tables: TrainingTables, scale: TrainingScale, overrides: dict[str, Any], manifest: str
-) -> Training:
-    training = overlay(tables.training, scale=scale.set, manifest=manifest, user=overrides)
-    _known("model", training.model, tables.models)
-    _known("data", training.data, tables.data)
-    if training.validation:
-        _known("validation.data", training.validation.data, tables.data)
-    _known("trainer", training.trainer, dict.fromkeys(tables.trainers))
-    if training.warmup_steps >= training.steps:
-        raise InputError(
-            "no step would be timed",
-            place="--set warmup_steps",
-            found=f"{training.warmup_steps} of {training.steps} steps",
-            allowed="fewer warm-up steps than steps",
-        )
-    return training
-
-
-def _known(key: str, name: str, table: dict[str, Any]) -> None:
-    require_known(name, table, "no such name", place=f"--set {key}")
+    because = f"they do not divide the global batch, {batch}"
+    return kept, (Choice(name="left out", value=lost, because=because),)
 
 
 def _largest(
     tables: TrainingTables,
-    scale: TrainingScale,
+    models: Sequence[str],
     training: Training,
-    places: list[Placement],
+    places: Sequence[Placement],
     hardware: Hardware,
 ) -> tuple[Training, str]:
     """Return the largest candidate that fits and whose sweep is short, and why it was taken.
 
     Where no time can be estimated, as for a GPU without a row, that is the smallest.
     """
-    world, longer = places[-1].world_size, ""
-    candidates = [training.model_copy(update={"model": name}) for name in scale.models]
+    longer = ""
+    candidates = [training.model_copy(update={"model": name}) for name in models]
     for candidate in candidates:
-        shape = tables.models[candidate.model]
-        if not _budget(shape, candidate, places, hardware).fits(world):
+        budget = sweeps.budget_of(tables.models[candidate.model], candidate, places, hardware)
+        if not budget.fits(places[-1].world_size):
             continue
-        seconds = [estimated_seconds(shape, candidate, hardware, world=one.world_size) for one in places]
-        known = [one for one in seconds if one is not None]
-        if len(known) < len(seconds):
+        seconds = [budget.seconds(one.world_size) for one in places]
+        total = sum(one or 0.0 for one in seconds)
+        if None in seconds:
             longer = f": on this GPU the time of {candidate.model} is not known"
-            continue
-        total = sum(known)
-        if total <= SWEEP_SECONDS:
+        elif total <= SWEEP_SECONDS:
             return candidate, f"the largest that fits and ends in about {duration(total)}{longer}"
-        longer = longer or f"; --set model={candidate.model} takes about {duration(total)}"
+        else:
+            longer = longer or f"; --set model={candidate.model} takes about {duration(total)}"
     return candidates[-1], f"the smallest of the recipe{longer}"
 
 
-def _seconds(
-    shape: AnyShape, training: Training, hardware: Hardware, *, world: int, first: bool
-) -> float | None:
-    """Estimate the wall time of a point, that of the first with its control runs."""
-    runs = 1 + training.controls if first else 1
-    repeated = training.model_copy(update={"steps": training.steps * runs})
-    return estimated_seconds(shape, repeated, hardware, world=world)
-
-
-def _budget(shape: AnyShape, training: Training, places: Sequence[Placement], hardware: Hardware) -> Budget:
-    """Return the memory of a sweep over `places`; a device that is the whole sweep shards nothing."""
-    if _alone(places):
-        training = training.model_copy(update={"sharding": "none"})
-    return Budget(shape=shape, training=training, device_memory_bytes=hardware.device_memory_bytes)
-
-
-def _alone(places: Sequence[Placement]) -> bool:
-    return [(one.id.partition("=")[0], one.world_size) for one in places] == [("devices", 1)]
-
-
-def _points(
-    shape: AnyShape, training: Training, places: list[Placement], hardware: Hardware
-) -> tuple[Point[TrainingPoint], ...]:
-    budget, alone = _budget(shape, training, places, hardware), _alone(places)
-    for place in places:
-        if training.global_batch % place.world_size:
-            raise InputError(
-                "the global batch does not divide over the devices",
-                place="--set global_batch",
-                found=training.global_batch,
-                allowed=f"a multiple of {place.world_size}",
-            )
-    fitting = [place for place in places if budget.microbatches(place.world_size)]
-    points = tuple(
-        Point(
-            id=place.id,
-            nodes=place.nodes,
-            devices_per_node=place.devices_per_node,
-            part=TrainingPoint(
-                microbatches=budget.microbatches(place.world_size),
-                sharding="none" if alone else training.sharding,
-                controls=0 if number else training.controls,
-            ),
-            seconds=_seconds(shape, training, hardware, world=place.world_size, first=not number),
-        )
-        for number, place in enumerate(fitting)
-    )
-    if not points:
-        raise budget.too_small(places[-1].world_size)
-    return points
+def _predicted(
+    point: Point[TrainingPoint], shape: AnyShape, training: Training, hardware: Hardware
+) -> Point[TrainingPoint]:
+    """Return a point with a prediction for each of its microbatches; a leg on a processor has none."""
+    part = point.part
+    if part.leg and part.leg.processor:
+        return point
+    own = sweeps.trained(training, part.layout).model_copy(update={"sharding": part.sharding})
+    budget = Budget(shape=part.shape or shape, training=own, hardware=hardware, layout=part.layout)
+    place = {"nodes": point.nodes, "devices_per_node": point.devices_per_node}
+    return point.model_copy(update={"predicted": budget.predictions(part.microbatches, **place)})
 
 
 def describe(part: TrainingPlan, points: Sequence[Point[TrainingPoint]]) -> PlanDescription:
     """Return what follows from a plan of a training."""
-    shape, training = part.shape, part.training
+    shape, training, validation = part.shape, part.training, part.training.validation
+    requests = [
+        DataRequest(name=name, source=source, sequence=shape.sequence) if source else None
+        for name, source in (
+            (training.data, part.data),
+            (validation.data if validation else "", part.validation_data),
+        )
+    ]
     return PlanDescription(
         subject=f"{training.model}, {training.precision}, {training.trainer}",
         configuration=(("Training", flat(training)), ("Model", flat(shape)), ("Data", flat(part.data))),
-        points={point.id: _described(part, point.part, world=point.world_size) for point in points},
-        data=DataRequest(name=training.data, source=part.data, sequence=shape.sequence),
-        documents=_validation_data(part),
+        points={point.id: _described(part, point) for point in points},
+        data=requests[0],
+        documents=requests[1],
         reports=tuple(training.reports),
         identity=identity(shape, training),
         kernels=training.kernels == "ours" or training.attention == "triton",
-        modules=_MODULES.get(training.trainer, (*_MODULES[PLAIN], training.trainer)),
+        modules=MODULES.get(training.trainer, (*MODULES[PLAIN], training.trainer)),
         fingerprint=fingerprint(shape, training, part.data),
+    )
+
+
+def _described(part: TrainingPlan, point: Point[TrainingPoint]) -> PointDescription:
+    placed, optimizer = point.part, part.training.optimizer
+    shape, layout, rising = placed.shape or part.shape, placed.layout, optimizer.warmup_steps or 0
+    if optimizer.schedule:
+        rising = -(-optimizer.schedule.warmup // (part.training.global_batch * part.shape.sequence))
+    disk = layout.storage if layout else None
+    training, world = sweeps.trained(part.training, layout), point.world_size
+    needed = processor_bytes(shape, training, layout, microbatch=placed.microbatches[-1], world=world)
+    return PointDescription(
+        attempts=tuple(f"microbatch {size}" for size in placed.microbatches),
+        steps=placed.leg.end if placed.leg else part.training.steps,
+        rising_steps=rising,
+        vocabulary=shape.vocabulary,
+        leg=placed.leg,
+        unsaved=", ".join(one for one in UNSAVED if layout and one in layout.features),
+        processor_bytes=needed,
+        storage=StorageNeed(folder=disk, parameters=shape.parameters()) if disk else None,
     )
 
 
@@ -325,7 +239,7 @@ def as_written(
     layout = tables.layouts.get(point.id) or tables.layouts.get(name)
     if point.part.layout is None or layout is None:
         return written, point
-    model = layouts.trained(training.model_copy(update={"model": own}), layout).model
+    model = sweeps.trained(training.model_copy(update={"model": own}), layout).model
     shape = tables.models.get(model, tables.models[own])
     placed = point.part.model_copy(update={"layout": layout, "shape": shape, "sharding": layout.sharding})
     return written, point.model_copy(update={"part": placed})
@@ -333,48 +247,11 @@ def as_written(
 
 def settings(part: TrainingPlan, point: Point[TrainingPoint]) -> Fingerprint:
     """Return the fingerprint; of a layout, how its ranks share the work and the model that they share."""
-    layout, shape = point.part.layout, point.part.shape
-    own = (
-        {**flat_fields(layout, "ranks."), **(flat_fields(shape, "ranks.model.") if shape else {})}
-        if layout
-        else {}
-    )
-    return {**fingerprint(part.shape, part.training, part.data), **own}
-
-
-def _validation_data(part: TrainingPlan) -> DataRequest | None:
-    validation = part.training.validation
-    if validation is None or part.validation_data is None:
-        return None
-    return DataRequest(name=validation.data, source=part.validation_data, sequence=part.shape.sequence)
-
-
-def _described(part: TrainingPlan, point: TrainingPoint, *, world: int) -> PointDescription:
-    parameters = (point.shape or part.shape).parameters()
-    disk = point.layout.storage if point.layout and point.shape else None
-    return PointDescription(
-        attempts=tuple(f"microbatch {size}" for size in point.microbatches),
-        steps=point.leg.end if point.leg else part.training.steps,
-        rising_steps=_rising_steps(part),
-        vocabulary=(point.shape or part.shape).vocabulary,
-        leg=point.leg,
-        unsaved=", ".join(one for one in UNSAVED if point.layout and one in point.layout.features),
-        processor_bytes=processor_bytes(
-            point.shape or part.shape,
-            layouts.trained(part.training, point.layout),
-            point.layout,
-            microbatch=point.microbatches[-1],
-            world=world,
-        ),
-        storage=StorageNeed(folder=disk, parameters=parameters) if disk else None,
-    )
-
-
-def _rising_steps(part: TrainingPlan) -> int:
-    optimizer, tokens = part.training.optimizer, part.training.global_batch * part.shape.sequence
-    if optimizer.schedule is None:
-        return optimizer.warmup_steps or 0
-    return -(-optimizer.schedule.warmup // tokens)
+    own = {"ranks.": point.part.layout, "ranks.model.": point.part.layout and point.part.shape}
+    found = fingerprint(part.shape, part.training, part.data)
+    for prefix, one in own.items():
+        found |= flat_fields(one, prefix) if one else {}
+    return found
 
 
 def job(part: TrainingPlan, point: Point[TrainingPoint], attempt: int, run: Run) -> TrainingJob:
@@ -391,8 +268,8 @@ def job(part: TrainingPlan, point: Point[TrainingPoint], attempt: int, run: Run)
         point=point.id,
         world_size=point.world_size,
         shape=placed.shape or part.shape,
-        training=layouts.trained(part.training, placed.layout).model_copy(update=ends),
+        training=sweeps.trained(part.training, placed.layout).model_copy(update=ends),
         layout=placed.layout,
         microbatch=placed.microbatches[attempt],
-        sharding=placed.sharding or part.training.sharding,
+        sharding=placed.sharding,
     )

@@ -1,4 +1,4 @@
-"""Speeds of trainings, published beside measured, each as the rate of one card: tables and curves."""
+"""Speeds of trainings, published beside measured, each as the rate of one card: rows and curves."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Iterator, Sequence
 from twinrun.foundation.text import TERA, number, percent, plural
 from twinrun.manifests.claims import Claim
 from twinrun.manifests.published import Reference
-from twinrun.manifests.restatements import Source
-from twinrun.manifests.vendor import Gpu
-from twinrun.workloads.tables_and_charts import Curve, Spot
+from twinrun.workloads.tables_and_charts import Curve, CurveKind, curve, exact
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
-from twinrun.workloads.workload import CardRate, MeasuredPoint, PictureContext, RecordView
+from twinrun.workloads.workload import CardRate, PictureContext, RecordView
 
 TOKENS, FLOPS = ("tokens-per-second", "tokens/s"), ("model-flops", "TFLOP/s")
 # More curves than these tell nothing apart.
@@ -20,97 +18,61 @@ MAX_REFERENCES = 8
 
 def published_rates(drawn: PictureContext[TrainingTables]) -> Iterator[CardRate]:
     """Yield the absolute claims about the recipe's own configuration, then the references."""
-    tables, published = drawn.recipe.tables, drawn.recipe.published
+    asked, published = drawn.recipe.tables.training, drawn.recipe.published
     for claim in published.claim:
         # A claim about another configuration has its number in a reference, under the name of its model.
         if claim.kind == "absolute" and (at := claim.hardware) and claim.configuration is None:
-            model, precision = tables.training.model, tables.training.precision
+            found = _published(claim, at.gpu, asked.model, at.cards, at.nodes, drawn)
             label = f"{at.software}, {at.cards:,} cards"
-            found = _published(claim, at.gpu, model, (at.cards, at.nodes), drawn)
-            yield from (one._replace(label=label, precision=precision) for one in found)
+            yield from (one._replace(precision=asked.precision, label=label) for one in found)
     for row in published.reference:
-        found = _published(row, row.gpu, row.model, (row.cards, 1), drawn)
-        yield from (one._replace(mark="reference", label=row.label, precision=row.precision) for one in found)
+        found = _published(row, row.gpu, row.model, row.cards, 1, drawn)
+        yield from (one._replace(mark="reference", precision=row.precision, label=row.label) for one in found)
 
 
-def _published(
-    number_of: Claim | Reference,
-    gpu_id: str,
+def _published(  # noqa: PLR0917 - what is published, and what of it is not in one place
+    row: Claim | Reference,
+    gpu: str,
     model: str,
-    size: tuple[int, int],
+    cards: int,
+    nodes: int,
     drawn: PictureContext[TrainingTables],
 ) -> Iterator[CardRate]:
-    """Yield a published speed as that of a card; nothing where its GPU or, for tokens, its model is unknown.
-
-    Args:
-        size: cards and nodes.
-    """
-    shape, gpu, (cards, nodes) = drawn.recipe.tables.models.get(model), drawn.gpus.get(gpu_id), size
-    kind = (number_of.metric, number_of.unit)
-    if gpu is None or (shape is None and kind == TOKENS) or kind not in (TOKENS, FLOPS):
+    """Yield a published speed as that of a card; nothing where its GPU or model is unknown."""
+    shape, card, kind = drawn.recipe.tables.models.get(model), drawn.gpus.get(gpu), (row.metric, row.unit)
+    if card is None or (shape is None and kind == TOKENS) or kind not in (TOKENS, FLOPS):
         return
-    per_card = {"device": gpu.devices_per_card, "card": 1, "node": nodes / cards, "run": 1 / cards}
-    value, formula = number_of.value * per_card[number_of.per], number_of.formula or ""
-    if shape is not None and kind == TOKENS:
-        formula = shape.formula
-    counts = shape.flops_by_formula() if shape else {}
-    count = counts.get(formula)
-    yield CardRate(
-        mark="published",
-        gpu=gpu,
-        model=model,
-        precision="",
-        cards=cards,
-        tokens=value if kind == TOKENS else value * TERA / count if count else None,
-        flops=value * counts[formula] / TERA if kind == TOKENS else value,
-        formula=formula,
-        label="",
-        document=number_of.source.document,
-        where=_where(number_of, number_of.source, kind),
-    )
-
-
-def _where(published: Claim | Reference, source: Source, kind: tuple[str, str]) -> str:
-    """Return where a number stands, with the number itself where it was converted."""
-    said = f": {number(published.value)} {published.unit} per {published.per}" if kind == TOKENS else ""
-    return f"{source.where}{said}"
-
-
-def measured_rates(
-    record: RecordView[TrainingPlan, TrainingPoint], gpus: dict[str, Gpu]
-) -> Iterator[tuple[MeasuredPoint[TrainingPoint], CardRate]]:
-    """Yield each point of a record on GPUs whose model FLOP/s were measured, with its rate."""
-    for point in record.points:
-        found, tokens = point.measurement(FLOPS[0]), point.measurement(TOKENS[0])
-        if record.gpu is None or found is None or tokens is None:
-            continue
-        power, dies = point.measurement("power"), record.gpu.devices_per_card
-        yield (
-            point,
-            CardRate(
-                mark="measured",
-                # The row of today has what the record's copy of it may lack.
-                gpu=gpus.get(record.gpu.id, record.gpu),
-                model=record.part.training.model,
-                precision=record.part.training.precision,
-                cards=point.devices / dies,
-                tokens=tokens.median * dies,
-                flops=found.median * dies,
-                formula=record.part.shape.formula,
-                label=f"{record.made}, {record.label}",
-                document=record.run,
-                where=f"{record.evidence}, {point.id}{record.part.variant}: run {record.run}",
-                power=power.median if power else None,
-            ),
-        )
+    per_card = {"device": card.devices_per_card, "card": 1, "node": nodes / cards, "run": 1 / cards}
+    value, where = row.value * per_card[row.per], f"{row.source.document}, {row.source.where}"
+    formula = shape.formula if shape and kind == TOKENS else row.formula or ""
+    count = (shape.flops_by_formula() if shape else {}).get(formula)
+    tokens, flops = value * TERA / count if count else None, value
+    if count and kind == TOKENS:
+        tokens, flops = value, value * count / TERA
+        where += f": {number(row.value)} {row.unit} per {row.per}"
+    yield CardRate("published", card, model, "", cards, tokens, flops, formula, "", where)
 
 
 def rates(
     records: Sequence[RecordView[TrainingPlan, TrainingPoint]], drawn: PictureContext[TrainingTables]
 ) -> tuple[CardRate, ...]:
     """Return all speeds that were published or measured; a point of a layout is no choice of hardware."""
-    own = (found for record in records for found in measured_rates(record, drawn.gpus))
-    return (*published_rates(drawn), *(rate for point, rate in own if point.part.layout is None))
+    return (*published_rates(drawn), *(rate for record in records for rate in _measured(record, drawn)))
+
+
+def _measured(
+    record: RecordView[TrainingPlan, TrainingPoint], drawn: PictureContext[TrainingTables]
+) -> Iterator[CardRate]:
+    """Yield the rate of each point of a record on GPUs whose model FLOP/s were measured."""
+    asked, label = record.part.training, f"{record.made}, {record.label}"
+    for point in record.points if record.gpu else ():
+        found, tokens = point.measurement(FLOPS[0]), point.measurement(TOKENS[0])
+        if record.gpu and found and tokens and point.part.layout is None:
+            card = drawn.gpus.get(record.gpu.id, record.gpu)
+            each, formula = card.devices_per_card, record.part.shape.formula
+            speeds = (tokens.median * each, found.median * each)
+            cards = point.devices / each
+            yield CardRate("measured", card, asked.model, asked.precision, cards, *speeds, formula, label)
 
 
 def drawn_rates(drawn: PictureContext[TrainingTables], formula: str) -> list[CardRate]:
@@ -120,70 +82,43 @@ def drawn_rates(drawn: PictureContext[TrainingTables], formula: str) -> list[Car
 
 
 def published_curves(
-    drawn: PictureContext[TrainingTables], formula: str, models: Sequence[str], *, share: bool
+    drawn: PictureContext[TrainingTables], formula: str, models: Sequence[str]
 ) -> list[Curve]:
-    """Return the claims and the references in a formula.
+    """Return the claims of each GPU, and the references of each GPU and model: the fastest of each size.
 
     Args:
         models: those whose references are drawn; the published one alone where there are many.
-        share: of the dense peak, instead of TFLOP/s of a card.
     """
-    own, found = drawn.recipe.tables.training.model, drawn_rates(drawn, formula)
-    claims: dict[str, list[CardRate]] = {}
-    for one in found:
+    claims: dict[tuple[str, str], list[CardRate]] = {}
+    others: dict[tuple[str, str], dict[float, CardRate]] = {}
+    for one in drawn_rates(drawn, formula):
         if one.mark == "published":
-            claims.setdefault(one.gpu.id, []).append(one)
-    others = _by_size([one for one in found if one.mark == "reference"], models)
+            claims.setdefault((one.gpu.id, one.model), []).append(one)
+        elif one.model in models:
+            sizes = others.setdefault((one.gpu.id, one.model), {})
+            if one.cards not in sizes or one.flops > sizes[one.cards].flops:
+                sizes[one.cards] = one
+    own = drawn.recipe.tables.training.model
     if len(others) > MAX_REFERENCES:
-        others = {key: group for key, group in others.items() if key[1] == own}
+        others = {key: sizes for key, sizes in others.items() if key[1] == own}
+    keys = sorted(others, key=lambda key: models.index(key[1]))
     return [
-        *(_claimed_curve(group, place, share) for place, group in enumerate(claims.values())),
-        *(_reference_curve(group, place, share) for place, group in enumerate(others.values())),
+        *(_curve(group, "published", place) for place, group in enumerate(claims.values())),
+        *(_curve([*others[key].values()], "reference", place) for place, key in enumerate(keys)),
     ]
 
 
-def _by_size(
-    references: Sequence[CardRate], models: Sequence[str]
-) -> dict[tuple[str, str], tuple[CardRate, ...]]:
-    """Return the references of each GPU and model, in the order of `models`: the fastest of each size."""
-    found: dict[tuple[str, str], dict[float, CardRate]] = {}
-    for model in models:
-        for one in references:
-            if one.model == model:
-                sizes = found.setdefault((one.gpu.id, model), {})
-                if one.cards not in sizes or one.flops > sizes[one.cards].flops:
-                    sizes[one.cards] = one
-    return {key: tuple(one for _, one in sorted(sizes.items())) for key, sizes in found.items()}
-
-
-def _claimed_curve(claims: Sequence[CardRate], place: int, share: bool) -> Curve:
-    gpu = claims[0].gpu
-    values = ", ".join(f"{number(one.flops)} TFLOP/s per card" for one in claims)
-    spots = [_spot(one, share) for one in claims]
-    return Curve(
-        label=f"published: {gpu.name}, {claims[0].model}",
-        kind="published",
-        place=place,
-        spots=tuple(sorted(spots, key=lambda spot: spot.x)),
-        detail=f"{values}; {number(gpu.peak_bf16_tflops)} TFLOP/s dense bf16 per card",
-    )
-
-
-def _reference_curve(group: Sequence[CardRate], place: int, share: bool) -> Curve:
-    gpu, shares = group[0].gpu, [one.share for one in group]
-    ends = " to ".join(dict.fromkeys(percent(one) for one in (min(shares), max(shares))))
-    tables = dict.fromkeys(f"{one.document}, {one.where}" for one in group)
+def _curve(group: Sequence[CardRate], kind: CurveKind, place: int) -> Curve:
+    """Return published speeds as shares of the dense peak, with the numbers as they stand."""
+    gpu, peak = group[0].gpu, f"{number(group[0].gpu.peak_bf16_tflops)} TFLOP/s dense bf16 per card"
+    spots = [exact(one.cards * gpu.devices_per_card, one.share) for one in group]
+    label = f"{gpu.name}, {group[0].model}"
+    if kind == "published":
+        values = ", ".join(f"{number(one.flops)} TFLOP/s per card" for one in group)
+        return curve(f"published: {label}", kind, place, spots, f"{values}; {peak}")
+    shares, tables = [one.share for one in group], list(dict.fromkeys(one.where for one in group))
+    ends = " to ".join(dict.fromkeys(map(percent, (min(shares), max(shares)))))
     further = f", and {plural(len(tables) - 1, 'more row')}" if len(tables) > 1 else ""
-    peak = f"{number(gpu.peak_bf16_tflops)} TFLOP/s dense bf16 per card"
-    return Curve(
-        label=f"published elsewhere: {gpu.name}, {group[0].model}",
-        kind="reference",
-        place=place,
-        spots=tuple(_spot(one, share) for one in group),
-        detail=f"{ends} of {peak}; {next(iter(tables))}{further}",
+    return curve(
+        f"published elsewhere: {label}", kind, place, spots, f"{ends} of {peak}; {tables[0]}{further}"
     )
-
-
-def _spot(rate: CardRate, share: bool) -> Spot:
-    value = rate.share if share else rate.flops
-    return Spot(x=rate.cards * rate.gpu.devices_per_card, value=value, low=value, high=value)

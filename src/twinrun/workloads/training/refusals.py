@@ -1,12 +1,10 @@
-"""Settings of a training that do not fit each other, its model or the hardware; all raise InputError."""
+"""Settings of a training that do not fit each other, its model, the stack or the hardware."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from twinrun.foundation.errors import InputError
-from twinrun.manifests.recipe import LoadedRecipe
-from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import COMPOSER, FP8_RECIPE, PLAIN, Training
 from twinrun.workloads.training.manifest import TrainingTables
 from twinrun.workloads.workload import Hardware, PlanRequest
@@ -15,95 +13,102 @@ from twinrun.workloads.workload import Hardware, PlanRequest
 ATTENTION_KERNELS, HEAD_SIZES = "flash-attention", range(8, 257, 8)
 FP8_PACKAGE = "torchao"
 
+Refusal = tuple[str, str, object, object, str | None]
+"""A message, its place, what is found, what may be there, and a hint."""
 
-def refuse_fp8(request: PlanRequest[TrainingTables], training: Training, *, layouts: bool) -> None:
-    """Raise InputError where fp8 is asked for and model, trainer, stack or GPU has none."""
-    if training.precision != "fp8":
-        if training.fp8_recipe != FP8_RECIPE:
-            place, hint = "--set fp8_recipe", "--set precision=fp8 multiplies by that recipe"
-            raise InputError("nothing is in fp8", place=place, found=training.fp8_recipe, hint=hint)
-        return
-    for place, found, allowed in _missing_for_fp8(request, training, layouts=layouts):
+
+def refuse(request: PlanRequest[TrainingTables], training: Training, *, layouts: bool) -> None:
+    """Raise InputError for the first setting that does not fit.
+
+    Args:
+        layouts: the scale sweeps over layouts, which their own trainer trains.
+    """
+    for message, place, found, allowed, hint in (
+        *(() if layouts else _of_sizes(training)),
+        *_of_family(request, training),
+        *_of_fp8(request, training, layouts=layouts),
+        *_of_attention(request, training),
+    ):
+        raise InputError(message, place=place, found=found, allowed=allowed, hint=hint)
+    if not layouts:
+        refuse_composer(training, request.hardware)
+
+
+def refuse_composer(training: Training, hardware: Hardware, *, table: str = "") -> None:
+    """Raise InputError for a precision that Composer does not have on a processor.
+
+    Args:
+        table: of the settings that the training's are part of, with a dot.
+    """
+    if training.trainer == COMPOSER and training.precision != "fp32" and hardware.processor_alone:
         raise InputError(
-            f"fp8 is computed by torchao's recipe `{training.fp8_recipe}`, which does not run here",
-            place=place,
-            found=found,
-            allowed=allowed,
-            hint="--set precision=bf16 runs everywhere; published rows in fp8 stand beside it as references",
+            "Composer computes in fp32 on a CPU",
+            place=f"--set {table}precision",
+            found=training.precision,
+            allowed="fp32",
+            hint=f"--set {table}trainer=plain computes in bf16 and fp8 there too",
         )
 
 
-def _missing_for_fp8(
-    request: PlanRequest[TrainingTables], training: Training, *, layouts: bool
-) -> Iterator[tuple[str, str, str]]:
-    hardware, stack = request.hardware, request.stack
+def _of_sizes(training: Training) -> Iterator[Refusal]:
+    """Yield what only the trainer of layouts has."""
+    if training.precision == "fp16":
+        allowed = "fp32, bf16; an engine of layouts may scale the loss, these trainers do not"
+        yield "fp16 needs a scaled loss", "--set precision", "fp16", allowed, None
+    if training.trainer not in (COMPOSER, PLAIN):
+        yield "this scale has no layouts", "--set trainer", training.trainer, [COMPOSER, PLAIN], None
+
+
+def _of_family(request: PlanRequest[TrainingTables], training: Training) -> Iterator[Refusal]:
+    shape = request.recipe.tables.models[training.model]
+    hint = f"leave it out, or choose a model of another family than {training.model}'s"
+    for name, allowed in shape.fixed.items():
+        if (found := getattr(training, name)) != allowed:
+            message = f"the family `{shape.family}` has no such setting"
+            yield message, f"--set {name}", found, allowed or "none", hint
+
+
+def _of_fp8(request: PlanRequest[TrainingTables], training: Training, *, layouts: bool) -> Iterator[Refusal]:
+    """Yield where fp8 is asked for and model, trainer, stack or GPU has none."""
+    if training.precision != "fp8":
+        if training.fp8_recipe != FP8_RECIPE:
+            hint = "--set precision=fp8 multiplies by that recipe"
+            yield "nothing is in fp8", "--set fp8_recipe", training.fp8_recipe, None, hint
+        return
+    message = f"fp8 is computed by torchao's recipe `{training.fp8_recipe}`, which does not run here"
+    hint = "--set precision=bf16 runs everywhere; published rows in fp8 stand beside it as references"
+    stack, gpu, model = request.stack, request.hardware.gpu, training.model
     if layouts:
-        yield "--set precision", "fp8 with layouts", "fp32, bf16, fp16"
-    if not request.recipe.tables.models[training.model].fp8:
-        yield "--set precision", f"fp8 with {training.model}", "bf16, fp32: recipes replace modules alone"
+        yield message, "--set precision", "fp8 with layouts", "fp32, bf16, fp16", hint
+    if not request.recipe.tables.models[model].fp8:
+        allowed = "bf16, fp32: recipes replace modules alone"
+        yield message, "--set precision", f"fp8 with {model}", allowed, hint
     if FP8_PACKAGE not in stack.packages:
         others = ", ".join(request.recipe.recipe.stacks.also) or "none"
         allowed = f"{FP8_PACKAGE}; further stacks of the recipe, for --stack: {others}"
-        yield f"{stack.folder}/requirements.lock", f"no {FP8_PACKAGE}", allowed
-    if hardware.gpu is None and hardware.device_memory_bytes is not None:
-        yield "images/gpus.toml", "no row for this GPU", "a row with `fp8 = true`"
-    if hardware.gpu is not None and not hardware.gpu.fp8:
-        yield f"images/gpus.toml:{hardware.gpu.id}.fp8", "false", "a GPU whose matrix units multiply fp8"
+        yield message, f"{stack.folder}/requirements.lock", f"no {FP8_PACKAGE}", allowed, hint
+    if gpu is None and request.hardware.device_memory_bytes is not None:
+        yield message, "images/gpus.toml", "no row for this GPU", "a row with `fp8 = true`", hint
+    if gpu is not None and not gpu.fp8:
+        allowed = "a GPU whose matrix units multiply fp8"
+        yield message, f"images/gpus.toml:{gpu.id}.fp8", "false", allowed, hint
 
 
-def refuse_precision(training: Training) -> None:
-    """Raise InputError for what only the trainer of layouts has."""
-    if training.precision == "fp16":
-        allowed = "fp32, bf16; DeepSpeed scales the loss, the other trainers do not"
-        raise InputError("fp16 needs a scaled loss", place="--set precision", found="fp16", allowed=allowed)
-    if training.trainer not in (COMPOSER, PLAIN):
-        raise InputError(
-            "this scale has no layouts",
-            place="--set trainer",
-            found=training.trainer,
-            allowed=[COMPOSER, PLAIN],
-        )
-
-
-def refuse_foreign(shape: AnyShape, training: Training) -> None:
-    """Raise InputError for a setting that the model's family does not have."""
-    for name, allowed in shape.fixed.items():
-        if (found := getattr(training, name)) != allowed:
-            raise InputError(
-                f"the family `{shape.family}` has no such setting",
-                place=f"--set {name}",
-                found=found,
-                allowed=allowed or "none",
-                hint=f"leave it out, or choose a model of another family than {training.model}'s",
-            )
-
-
-def refuse_attention(
-    recipe: LoadedRecipe[TrainingTables], shape: AnyShape, training: Training, hardware: Hardware
-) -> None:
-    """Raise InputError where our own kernel of attention is asked for and cannot be had."""
+def _of_attention(request: PlanRequest[TrainingTables], training: Training) -> Iterator[Refusal]:
+    """Yield where our own kernel of attention is asked for and cannot be had."""
     if training.attention != "triton":
         return
-    for place, found, allowed in _missing_for_attention(recipe, shape, training, hardware):
-        raise InputError(
-            "the kernel of attention does not fit",
-            place=place,
-            found=found,
-            allowed=allowed,
-            hint="--set attention=sdpa takes a kernel of PyTorch",
-        )
-
-
-def _missing_for_attention(
-    recipe: LoadedRecipe[TrainingTables], shape: AnyShape, training: Training, hardware: Hardware
-) -> Iterator[tuple[str, str, str]]:
+    message, hint = "the kernel of attention does not fit", "--set attention=sdpa takes a kernel of PyTorch"
+    recipe, shape = request.recipe, request.recipe.tables.models[training.model]
     if not shape.attention_heads():
-        yield "--set attention", f"triton, and {training.model} has no attention", "sdpa, which it ignores"
+        found = f"triton, and {training.model} has no attention"
+        yield message, "--set attention", found, "sdpa, which it ignores", hint
     elif shape.head_size() not in HEAD_SIZES:
-        yield "--set attention", f"triton with heads of {shape.head_size()}", "multiples of 8 up to 256"
+        found = f"triton with heads of {shape.head_size()}"
+        yield message, "--set attention", found, "multiples of 8 up to 256", hint
     if ATTENTION_KERNELS not in recipe.recipe.kernels:
-        named = ", ".join(recipe.recipe.kernels) or "none"
-        yield f"{recipe.manifest}:kernels", named, f"{ATTENTION_KERNELS}, which has the kernel"
+        found = ", ".join(recipe.recipe.kernels) or "none"
+        yield message, f"{recipe.manifest}:kernels", found, f"{ATTENTION_KERNELS}, which has the kernel", hint
     # Triton's interpreter computes in fp32, whatever goes in and out.
-    if hardware.device_memory_bytes is not None and training.precision == "fp32":
-        yield "--set precision", "fp32 with attention=triton", "bf16, fp16"
+    if request.hardware.device_memory_bytes is not None and training.precision == "fp32":
+        yield message, "--set precision", "fp32 with attention=triton", "bf16, fp16", hint

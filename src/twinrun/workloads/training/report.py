@@ -3,71 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from twinrun.foundation.text import number
+from twinrun.foundation.text import GIB, number
 from twinrun.manifests.published import PublishedClaims
 from twinrun.workloads.curve_charts import distance_in_words, parity_charts, series_chart
 from twinrun.workloads.curve_distance import largest_difference, parity, values_of
 from twinrun.workloads.tables_and_charts import (
     ABSENT,
+    Cell,
     Chart,
-    Column,
     Curve,
     LineChart,
     Spot,
     Table,
+    curve,
     measured,
+    number_columns,
+    sampled,
     text,
     word_columns,
 )
-from twinrun.workloads.training.comparison import loss_of
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
 from twinrun.workloads.training.numbers import VALIDATION
-from twinrun.workloads.training.prediction import predicted_table
 from twinrun.workloads.training.rates import published_curves, rates
+from twinrun.workloads.training.terms import loss_of
 from twinrun.workloads.workload import MeasuredPoint, Overview, PictureContext, RecordView, whole
 
 TrainingRecord = RecordView[TrainingPlan, TrainingPoint]
 LOSS = "loss, nats/token"
-# Columns of the points: heading, measurement, and whether it is a share.
-POINTS = (
-    ("tokens/s\nper device", "tokens-per-second", False),
-    ("model TFLOP/s\nper device", "model-flops", False),
-    ("MFU", "model-flops-share", True),
-    ("s/step", "step-time", False),
-    ("GiB per\ndevice", "peak-memory", False),
-    ("last loss\nnats/token", "loss", False),
-    ("W per\ndevice", "power", False),
-    ("tokens/s\nper watt", "tokens-per-second-per-watt", False),
-)
-LAYOUTS = (
-    ("state, B per\nparameter", "state-memory"),
-    ("over\nformula", "state-of-formula"),
-    ("sent, numbers\nper parameter", "traffic"),
-    ("over\nformula ", "traffic-of-formula"),
-)
+# Columns of the points: heading and measurement.
+POINTS = {
+    "tokens/s\nper device": "tokens-per-second",
+    "model TFLOP/s\nper device": "model-flops",
+    "MFU": "model-flops-share",
+    "s/step": "step-time",
+    "GiB per\ndevice": "peak-memory",
+    "last loss\nnats/token": "loss",
+    "W per\ndevice": "power",
+    "tokens/s\nper watt": "tokens-per-second-per-watt",
+}
+PREDICTED = ("s/step\npredicted", "s/step\nmeasured", "error", "GiB\npredicted", "GiB\nmeasured", "error ")
 
 
 def show(record: TrainingRecord) -> tuple[Table, ...]:
     """Return a table of the points, of what was predicted of them, and of what layouts do."""
-    shown = [one for one in POINTS if any(point.measurement(one[1]) for point in record.points)]
+    reports = {metric: metric for metric in record.part.training.reports}
+    columns = {
+        head: name
+        for head, name in (POINTS | reports).items()
+        if any(point.measurement(name) for point in record.points)
+    }
     points = Table(
         title="Points: median of the timed steps, and how far the farthest is from it",
-        columns=(
-            *word_columns("point"),
-            *(Column(title=one) for one in ("micro-\nbatch", *(c[0] for c in shown))),
-        ),
+        columns=(*word_columns("point"), *number_columns("micro-\nbatch", *columns)),
         rows=tuple(
             (
                 text(point.id, point.result.parallelism),
                 text(str(point.result.microbatch)),
-                *(measured(point.measurement(name), share=share) for _, name, share in shown),
+                *(measured(point.measurement(name), share=head == "MFU") for head, name in columns.items()),
             )
             for point in record.points
         ),
         notes=tuple(_notes(record)),
     )
-    return (points, *predicted_table(record), *_layouts(record.points))
+    return (points, *_predicted(record), *_layouts(record.points))
 
 
 def _notes(record: TrainingRecord) -> Iterator[str]:
@@ -86,34 +86,64 @@ def _notes(record: TrainingRecord) -> Iterator[str]:
         yield "MFU: no dense peak is known for this device in this precision"
 
 
+def _predicted(record: TrainingRecord) -> Iterator[Table]:
+    """Yield the predictions of a record's plan beside what was measured; none where it has none."""
+    rows, known = [], record.predicted.values()
+    for point in record.points:
+        if one := record.predicted.get(point.id):
+            ends = one.covers if one.seconds is not None else None
+            seconds = (
+                text(number(one.seconds or 0), " to ".join(map(number, ends))) if ends else text("cannot say")
+            )
+            cells = [(seconds, one.seconds, "step-time", ends)]
+            needs = one.memory_bytes / GIB
+            cells += [(text(number(needs)), needs, "peak-memory", None)]
+            rows.append(
+                (text(point.id), *(part for cell in cells for part in _beside_measured(point, *cell)))
+            )
+    if rows:
+        unknown = dict.fromkeys(f"Cannot say: {one.unknown}." for one in known if one.unknown)
+        versions = sorted({f"{one.software} in version {one.calibration}" for one in known})
+        held = "its interval holds the measured time nine times of ten."
+        yield Table(
+            title="Predicted before the run, beside what was measured",
+            columns=(*word_columns("point"), *number_columns(*PREDICTED)),
+            rows=tuple(rows),
+            notes=(*unknown, f"Calibration: {', '.join(versions)}; {held}"),
+        )
+
+
+def _beside_measured(
+    point: MeasuredPoint, shown: Cell, predicted: float | None, name: str, ends: tuple[float, float] | None
+) -> tuple[Cell, Cell, Cell]:
+    """Return what was predicted, what was measured, and the error with whether the interval holds it."""
+    found = point.measurement(name)
+    if found is None or not found.median or predicted is None:
+        return shown, text(number(found.median) if found else ABSENT), text(ABSENT)
+    inside = "" if not ends else "inside" if ends[0] <= found.median <= ends[1] else "outside"
+    return shown, text(number(found.median)), text(f"{predicted / found.median - 1:+.1%}", inside)
+
+
 def _layouts(points: Sequence[MeasuredPoint[TrainingPoint]]) -> Iterator[Table]:
     """Yield the layouts beside plain data parallelism of the same model; nothing of a sweep over sizes."""
     if not any(point.part.layout for point in points):
         return
     plains = [point for point in reversed(points) if (at := point.part.layout) and at.plain]
     plain = {point.part.shape: point for point in plains}
-    heads = (
-        "ranks",
-        "tokens/s over\nbaseline's",
-        "loss: largest\ndifference",
-        *(head for head, _ in LAYOUTS),
-    )
+    heads = ("ranks", "tokens/s over\nbaseline's", "loss: largest\ndifference")
     yield Table(
         title="Layouts beside PyTorch's own data parallelism of the same model",
-        columns=(*word_columns("layout"), *(Column(title=head) for head in heads)),
+        columns=(*word_columns("layout"), *number_columns(*heads)),
         rows=tuple(
             (
                 text(point.id, point.result.parallelism),
                 text(str(point.devices)),
                 *map(text, _beside(point, plain.get(point.part.shape))),
-                *(measured(point.measurement(name)) for _, name in LAYOUTS),
             )
             for point in points
         ),
         notes=(
             "tokens/s are per device, so a ratio compares layouts of the same or another number of ranks.",
-            "Of the first rank, between two steps and in one, over the parameters of its part of the model.",
-            "Formulas: ZeRO's paper, arXiv:1910.02054, sections 5 and 7; none where activations are sent.",
         ),
     )
 
@@ -133,60 +163,63 @@ def overview(records: Sequence[TrainingRecord], drawn: PictureContext[TrainingTa
 
 
 def _charts(records: Sequence[TrainingRecord], drawn: PictureContext[TrainingTables]) -> Iterator[Chart]:
-    formula = records[0].part.shape.formula
-    models = tuple(
-        dict.fromkeys((drawn.recipe.tables.training.model, *(one.part.training.model for one in records)))
+    formula, own = records[0].part.shape.formula, drawn.recipe.tables.training.model
+    models = tuple(dict.fromkeys((own, *(one.part.training.model for one in records))))
+    shares, speeds = (
+        [one for place, record in enumerate(records) if (one := _curve(record, place, metric))]
+        for metric in ("model-flops-share", "tokens-per-second")
     )
-    shares = [
-        one for place, record in enumerate(records) if (one := _curve(record, place, "model-flops-share"))
-    ]
-    speeds = [
-        one for place, record in enumerate(records) if (one := _curve(record, place, "tokens-per-second"))
-    ]
+    axes: dict[str, Any] = {"x_label": "devices", "x_scale": "log2"}
     if shares:
-        published = published_curves(drawn, formula, models, share=True)
-        note = "MFU is model FLOP/s over the dense bf16 peak of the same device or card; zero-based axis."
-        title = "Share of the dense peak, published and measured"
-        yield _over_devices("throughput", title, f"MFU ({formula})", "share", [*shares, *published], note)
+        yield LineChart(
+            name="throughput",
+            title="Share of the dense peak, published and measured",
+            y_label=f"MFU ({formula})",
+            y_scale="share",
+            curves=(*shares, *published_curves(drawn, formula, models)),
+            notes=(
+                "MFU is model FLOP/s over the dense bf16 peak of the same device or card; zero-based axis.",
+            ),
+            **axes,
+        )
     elif speeds:
-        note = "MFU is not known here, so nothing published can be drawn beside it."
-        yield _over_devices(
-            "throughput", "Throughput of one device", "tokens/s per device", "count", speeds, note
+        yield LineChart(
+            name="throughput",
+            title="Throughput of one device",
+            y_label="tokens/s per device",
+            y_scale="count",
+            curves=tuple(speeds),
+            notes=("MFU is not known here, so nothing published can be drawn beside it.",),
+            **axes,
         )
     scaled = [one for one in speeds if len(one.spots) > 1] if any(one.gpu for one in records) else []
     if scaled:
-        theirs = [one for one in published_curves(drawn, formula, (), share=True) if len(one.spots) > 1]
-        note = "Each series is relative to its own smallest point; the axis does not start at zero."
-        curves, label = [_relative(one) for one in (*scaled, *theirs)], "throughput per device, relative"
-        yield _over_devices("efficiency", "What scaling keeps of it", label, "relative", curves, note)
+        theirs = [one for one in published_curves(drawn, formula, ()) if len(one.spots) > 1]
+        yield LineChart(
+            name="efficiency",
+            title="What scaling keeps of it",
+            y_label="throughput per device, relative",
+            y_scale="relative",
+            curves=tuple(map(_relative, (*scaled, *theirs))),
+            notes=("Each series is relative to its own smallest point; the axis does not start at zero.",),
+            **axes,
+        )
     if len(records) == 1:
         yield from _losses(records[0], drawn.recipe.published)
-
-
-def _over_devices(  # noqa: PLR0917 - in the order of the picture
-    name: str, title: str, label: str, scale: str, curves: Sequence[Curve], note: str
-) -> LineChart:
-    axes = {"x_label": "devices", "x_scale": "log2", "y_label": label, "y_scale": scale}
-    return LineChart.model_validate(
-        {"name": name, "title": title, "curves": tuple(curves), "notes": (note,), **axes}
-    )
 
 
 def _curve(record: TrainingRecord, place: int, metric: str) -> Curve | None:
     # A leg on the processor of a machine with GPUs says nothing of them.
     points = [one for one in record.points if not (record.gpu and (leg := one.part.leg) and leg.processor)]
-    found = [(point.devices, one) for point in points if (one := point.measurement(metric))]
-    spots = (Spot(x=x, value=one.median, low=one.low, high=one.high) for x, one in found)
+    spots = [sampled(point.devices, one) for point in points if (one := point.measurement(metric))]
     label = f"{record.label}, {record.part.training.model}{record.part.variant}"
-    ordered = tuple(sorted(spots, key=lambda spot: spot.x))
-    detail = f"run {record.run}"
-    return Curve(label=label, kind="measured", place=place, spots=ordered, detail=detail) if ordered else None
+    return curve(label, "measured", place, spots, f"run {record.run}") if spots else None
 
 
-def _relative(curve: Curve) -> Curve:
-    first = min(curve.spots, key=lambda spot: spot.x).value
-    spots = (Spot(x=s.x, value=s.value / first, low=s.low / first, high=s.high / first) for s in curve.spots)
-    return curve.model_copy(update={"spots": tuple(spots)})
+def _relative(one: Curve) -> Curve:
+    first = one.spots[0].value
+    spots = (Spot(x=s.x, value=s.value / first, low=s.low / first, high=s.high / first) for s in one.spots)
+    return one.model_copy(update={"spots": tuple(spots)})
 
 
 def _losses(record: TrainingRecord, published: PublishedClaims) -> Iterator[Chart]:
