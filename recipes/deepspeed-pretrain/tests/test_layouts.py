@@ -197,7 +197,9 @@ def test_masters_start_from_weights_that_nobody_rounded(make_job: MakeJob, tmp_p
     weights = []
     layouts: dict[str, dict[str, Any]] = {"ddp": {"framework": "torch"}, "zero": {"zero": 1}}
     for name, layout in layouts.items():
-        job = make_job(world_size=1, sharding="none", precision="bf16", steps=2, optimizer=still)
+        job = make_job(
+            world_size=1, sharding="none", precision="bf16", steps=2, warmup_steps=1, optimizer=still
+        )
         run(saving(with_layout(job, **layout), tmp_path / name))
         found = digests(tmp_path / name, 2)
         names = [name for name in found if name.startswith(MODEL) and name.endswith(".weight")]

@@ -287,8 +287,10 @@ class CardRate(NamedTuple):
     formula: str
     label: str
     """Software and size where it was published; date, stack and hardware where it was measured."""
+    document: str = ""
+    """Document of a published number."""
     where: str = ""
-    """Document of a published number, and the place in it."""
+    """Place in the document."""
 
     @property
     def share(self) -> float:

@@ -43,14 +43,14 @@ def _published(  # noqa: PLR0917 - what is published, and what of it is not in o
     if card is None or (shape is None and kind == TOKENS) or kind not in (TOKENS, FLOPS):
         return
     per_card = {"device": card.devices_per_card, "card": 1, "node": nodes / cards, "run": 1 / cards}
-    value, where = row.value * per_card[row.per], f"{row.source.document}, {row.source.where}"
+    value, document, where = row.value * per_card[row.per], row.source.document, row.source.where
     formula = shape.formula if shape and kind == TOKENS else row.formula or ""
     count = (shape.flops_by_formula() if shape else {}).get(formula)
     tokens, flops = value * TERA / count if count else None, value
     if count and kind == TOKENS:
         tokens, flops = value, value * count / TERA
         where += f": {number(row.value)} {row.unit} per {row.per}"
-    yield CardRate("published", card, model, "", cards, tokens, flops, formula, "", where)
+    yield CardRate("published", card, model, "", cards, tokens, flops, formula, "", document, where)
 
 
 def rates(
@@ -116,7 +116,10 @@ def _curve(group: Sequence[CardRate], kind: CurveKind, place: int) -> Curve:
     if kind == "published":
         values = ", ".join(f"{number(one.flops)} TFLOP/s per card" for one in group)
         return curve(f"published: {label}", kind, place, spots, f"{values}; {peak}")
-    shares, tables = [one.share for one in group], list(dict.fromkeys(one.where for one in group))
+    shares, tables = (
+        [one.share for one in group],
+        list(dict.fromkeys(f"{one.document}, {one.where}" for one in group)),
+    )
     ends = " to ".join(dict.fromkeys(map(percent, (min(shares), max(shares)))))
     further = f", and {plural(len(tables) - 1, 'more row')}" if len(tables) > 1 else ""
     return curve(
