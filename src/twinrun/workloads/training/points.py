@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from twinrun.foundation.errors import InputError, MachineError, require_known
+from twinrun.protocol.allocation import Placement
 from twinrun.protocol.layout import PROCESSOR_RANKS, Layout
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import PLAIN, Training
@@ -21,7 +22,7 @@ from twinrun.workloads.training.manifest import (
     leg_names,
 )
 from twinrun.workloads.training.refusals import refuse_composer
-from twinrun.workloads.workload import Hardware, LegSteps, Placement, PlanRequest, Point
+from twinrun.workloads.workload import Hardware, LegSteps, PlanRequest, Point
 
 Points = tuple[Point[TrainingPoint], ...]
 
