@@ -14,11 +14,10 @@ import pytest
 from tests.execution.fake_engine import torchrun_report
 from tests.execution.placements import PlacementStandIn
 from twinrun.execution.engine import log_folder, point_folder
-from twinrun.execution.failures import Pulses, failure_of, hang, rank_states
+from twinrun.execution.failures import Pulses, failure_of, hang
 from twinrun.execution.launchers import load_launcher
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.files import write_atomically
-from twinrun.protocol.allocation import Placement
 from twinrun.protocol.job import REFUSED
 from twinrun.protocol.signals import PULSE as FOLDER
 from twinrun.protocol.signals import RankState
@@ -67,11 +66,8 @@ def test_the_rank_that_the_others_waited_for_is_named(
     assert error.message == "the ranks made no progress for 10 s and were killed"
     assert re.search(expected, str(error.found)), error.found
     assert str(error.found).endswith('; in "train.py", line 7 in forward')
-
-
-def test_ranks_that_ended_by_themselves_do_not_hang(tmp_path: Path) -> None:
-    states = [state(0), state(1, end="done"), state(2, quiet=33)]
-    assert hang(states, point="nodes=2", logs=tmp_path) is None
+    ended = [state(0), state(1, end="done"), state(2, quiet=33)]
+    assert hang(ended, point="nodes=2", logs=tmp_path / "nowhere") is None
 
 
 # Writes its pulse every second, as ranks do, and its job stands on its command line as theirs does.
@@ -142,13 +138,6 @@ def test_an_agent_that_is_killed_is_named_with_its_node(tmp_path: Path) -> None:
     assert "the agent of node7: Killed; rank 0 on node0" in str(error)
 
 
-def test_what_is_known_of_ranks_is_read_in_their_order(tmp_path: Path) -> None:
-    for rank in (10, 2, 0):
-        write_atomically(tmp_path / FOLDER / f"{rank}.json", state(rank).model_dump_json())
-    assert [one.rank for one in rank_states(tmp_path)] == [0, 2, 10]
-    assert rank_states(tmp_path / "nowhere") == []
-
-
 @pytest.mark.parametrize(
     ("status", "kills", "message", "hint"),
     [
@@ -156,47 +145,24 @@ def test_what_is_known_of_ranks_is_read_in_their_order(tmp_path: Path) -> None:
         (-9, 0, "signal 9", "the kernel did not do it for memory"),
         (-9, None, "signal 9", "may have run out of memory"),
         (1, 1, "exit status 1", "after mending the cause, --resume goes on"),
+        (REFUSED, None, "exit status 78", "--resume goes on"),
     ],
 )
-def test_a_rank_that_was_killed_for_memory_is_named(
+def test_how_a_rank_ended_is_told(
     tmp_path: Path, status: int, kills: int | None, message: str, hint: str
 ) -> None:
     log = log_folder(tmp_path, "devices=2") / "launcher.log"
     write_atomically(log, torchrun_report(1, status))
-    error = failure_of(
-        Placement(id="devices=2", nodes=1, devices_per_node=2),
-        run=tmp_path,
-        logs=[log],
-        culprit=load_launcher("torchrun").culprit,
-        status=1,
-        kills=kills,
+    placement, culprit = (
+        PlacementStandIn(id="devices=2", devices_per_node=2),
+        load_launcher("torchrun").culprit,
     )
+    error = failure_of(placement, tmp_path, [log], culprit=culprit, status=1, kills=kills)
     assert error is not None
     assert error.message == f"rank 1 of 2 failed with {message}"
     assert hint in str(error.hint)
-
-
-def test_a_rank_whose_disk_is_full_is_an_error_of_the_machine(tmp_path: Path) -> None:
-    log = log_folder(tmp_path, "devices=2") / "launcher.log"
-    write_atomically(log, torchrun_report(1, REFUSED))
-    error = failure_of(
-        Placement(id="devices=2", nodes=1, devices_per_node=2),
-        run=tmp_path,
-        logs=[log],
-        culprit=load_launcher("torchrun").culprit,
-        status=1,
-    )
-    assert isinstance(error, MachineError)
-    assert (error.exit_code, error.message) == (3, "rank 1 of 2 failed with exit status 78")
-
-
-def test_a_launch_that_printed_nothing_says_so(tmp_path: Path) -> None:
-    error = failure_of(
-        Placement(id="devices=2", nodes=1, devices_per_node=2),
-        run=tmp_path,
-        logs=[],
-        culprit=load_launcher("torchrun").culprit,
-        status=1,
-    )
-    assert error is not None
-    assert error.found == "the log is empty"
+    # A rank whose machine refused something, such as a full disk, is an error of the machine.
+    assert isinstance(error, MachineError) == (status == REFUSED)
+    silent = failure_of(placement, tmp_path / "nowhere", [], culprit=culprit, status=1)
+    assert silent is not None
+    assert silent.found == "the log is empty"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,16 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from tests.execution.clusters import until
 from tests.execution.fake_engine import FakeEngine, Play, Script, torchrun_report
-from tests.execution.placements import PlacementStandIn
-from twinrun.execution.engine import Workspace, point_folder
+from tests.execution.placements import SITE, PlacementStandIn
+from twinrun.execution.engine import NodeCommand, Workspace, point_folder
 from twinrun.execution.engines import load_engine
+from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.launchers import load_launcher
 from twinrun.execution.ranks import METRICS, Launch, RankCommands, Ranks
 from twinrun.execution.schedulers import load_scheduler
+from twinrun.execution.task import Task
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.protocol.allocation import Allocation
 from twinrun.protocol.job import STOPPED_FILE
@@ -98,20 +102,11 @@ def test_lines_are_shown_and_the_hosts_of_the_ranks_are_the_allocation(
     assert script.stopped == 1
 
 
-def test_without_reports_the_allocation_is_the_schedulers(drive: Drive) -> None:
-    result = drive(playing())
-    assert result is not None
-    assert result.nodes == (platform.node(),)
-
-
-def test_lines_of_another_attempt_are_not_shown(drive: Drive, shown: list[dict[str, Any]]) -> None:
+def test_lines_of_another_attempt_and_what_is_no_line_are_not_shown(
+    drive: Drive, shown: list[dict[str, Any]]
+) -> None:
     late = json.dumps({"attempt": "earlier", **line(9)}) + "\n"
-    drive(playing(lines=[late, line(1), json.dumps(line(8)) + "\n"]))
-    assert shown == [line(1)]
-
-
-def test_a_line_that_is_no_metrics_is_not_shown(drive: Drive, shown: list[dict[str, Any]]) -> None:
-    drive(playing(lines=["a warning of some library\n", line(1)]))
+    drive(playing(lines=[late, "a warning of some library\n", line(1), json.dumps(line(8)) + "\n"]))
     assert shown == [line(1)]
 
 
@@ -211,22 +206,37 @@ def test_an_interruption_ends_the_ranks(drive: Drive, fault: BaseException) -> N
 
 def test_what_cannot_be_started_is_told(drive: Drive) -> None:
     script = playing()
-    script.starting = MachineError("cannot start")
-    with pytest.raises(MachineError, match="cannot start"):
-        drive(script)
-    assert script.stopped == 0
-
-
-def test_several_nodes_are_not_started_on_this_machine(drive: Drive) -> None:
-    script = playing()
     with pytest.raises(MachineError, match="this machine is one node") as caught:
         drive(script, PlacementStandIn(nodes=2))
     assert "here needs 2 nodes" in str(caught.value)
-    assert script.started == []
+    script.starting = MachineError("cannot start")
+    with pytest.raises(MachineError, match="cannot start"):
+        drive(script)
+    assert (script.started, script.stopped) == ([], 0)
 
 
-def test_unknown_parts_are_refused() -> None:
+def test_what_runs_here_is_followed_to_its_end(workspace: Workspace) -> None:
+    engine = Interpreter(python=sys.executable, workspace=workspace)
+    program = "import os; print(os.environ['NAME']); raise SystemExit(7)"
+    words = NodeCommand(
+        arguments=(sys.executable, "-c", program), variables={"NAME": "given"}, folder=Path("/")
+    )
+    task, logs = Task(point="here", nodes=1, ranks_per_node=1, commands=(words,)), workspace.run / "log"
+    here = load_scheduler("local")
+    job = here.submit(task, run=workspace.run, logs=logs, start=lambda one, log: engine.start(one, log=log))
+    until(lambda: job.poll() is not None, pause=0.02)
+    assert (job.poll(), job.nodes, here.unusable(nodes=1)) == (7, (platform.node(),), None)
+    assert here.unusable(nodes=32) == "the plan has points of up to 32 nodes"
+    assert job.logs()[0].read_text(encoding="utf-8") == "given\n"
+    job.cancel()
+
+
+def test_unknown_parts_are_refused_and_a_scheduler_and_a_site_fit() -> None:
     for load, name in ((load_engine, "dockr"), (load_launcher, "torchrum"), (load_scheduler, "locl")):
         with pytest.raises(InputError, match="unknown") as caught:
             load(name)
         assert "did you mean" in str(caught.value)
+    with pytest.raises(InputError, match="this machine is no site"):
+        load_scheduler("local", site=SITE)
+    with pytest.raises(InputError, match="Slurm is at a site"):
+        load_scheduler("slurm")
