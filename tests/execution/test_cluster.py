@@ -378,6 +378,10 @@ def test_a_first_site_file_is_written_and_two_nodes_are_proved(
         assert (found.faults, found.nodes, found.transport) == ((), ("worker1", "worker2"), "TCP over eth0")
         assert found.bus_gb_s
         assert found.bus_gb_s > 0.01
+        assert (found.left_after_cancel, (found.cold_start_s or 0) > 0) == (False, True)
+        rows = {one.name: one for one in check_site(ROOT, site).checks}
+        assert "as declared, on worker1, worker2" in rows["measured"].found, rows["measured"]
+        assert "TCP over eth0" in rows["network"].found
 
 
 def test_a_node_that_dies_is_named(site: LoadedSite, folder: Path) -> None:

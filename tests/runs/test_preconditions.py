@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +10,11 @@ import pytest
 
 from tests.cli.refusals import RECIPE, error_message, refused, with_manifests
 from tests.commands import environment, invoke
-from twinrun.machine.memory import kills_for_memory, processor_memory
+from twinrun.machine.memory import processor_memory
 from twinrun.runs.prepared import demand_loopback
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOKE = ("run", RECIPE, "--vendor", "cpu", "--engine", "host", "--scale", "smoke")
-GROUPS = Path("/sys/fs/cgroup/memory")
 MIB = 1 << 20
 
 
@@ -159,29 +157,3 @@ def test_the_least_of_machine_and_control_groups_counts(tmp_path: Path) -> None:
     bound = processor_memory(machine, groups)
     assert (bound.limit_bytes, bound.available_bytes) == (6 * MIB, 3 * MIB)
     assert bound.limited_by == f"the control group {outer}"
-
-
-@pytest.fixture
-def small_group() -> Path:
-    """A control group of the first kind that holds 64 MiB."""
-    folder = GROUPS / f"twinrun-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-        (folder / "memory.limit_in_bytes").write_text(f"{64 * MIB}")
-    except OSError:
-        pytest.skip("no control group can be made here")
-    return folder
-
-
-@pytest.mark.needs("root")
-def test_a_process_that_the_kernel_kills_for_memory_is_counted(small_group: Path) -> None:
-    before = kills_for_memory()
-    join = f"open({str(small_group / 'cgroup.procs')!r}, 'w').write('0')"
-    hungry = f"{join}; b'x' * ({256 * MIB})"
-    try:
-        done = subprocess.run([sys.executable, "-c", hungry], check=False, timeout=60)
-    finally:
-        small_group.rmdir()
-    assert before is not None
-    assert done.returncode == -9
-    assert (kills_for_memory() or 0) == before + 1

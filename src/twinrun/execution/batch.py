@@ -76,6 +76,8 @@ class BatchScheduler(Dialect):
     leaves_status = False
     """Whether a job has ended when its script has left a status, whatever the scheduler says."""
     cancel_words: tuple[str, ...] = ("qdel",)
+    first_node, port = f"${shell.FIRST_NODE}", f"${shell.PORT}"
+    """Variables of the script with the first node, and with a port of the job's own."""
 
     def __init__(self, *, site: LoadedSite | None) -> None:
         """Take a site; raises InputError without one."""
@@ -130,10 +132,6 @@ class BatchScheduler(Dialect):
     def faults(self) -> str:
         """Return in words which nodes are out of service."""
         return ""
-
-    def handle_of(self, printed: str) -> str:
-        """Return the number of a job of what its submission printed."""
-        return printed
 
     # What all have in common.
 
@@ -190,14 +188,6 @@ class BatchScheduler(Dialect):
         many = f"the plan has points of up to {nodes} nodes, and {found} of the site are up"
         return many if nodes > found else None
 
-    def first_node(self) -> str:
-        """Return the variable of the script that has the first node."""
-        return f"${shell.FIRST_NODE}"
-
-    def port(self) -> str:
-        """Return the variable of the script that has a port of the job's own."""
-        return f"${shell.PORT}"
-
     def node_names(self, nodes: int) -> tuple[str, ...]:
         """Return one variable: all nodes start the same command."""
         return (f"${shell.NODE}",)
@@ -242,7 +232,8 @@ class BatchScheduler(Dialect):
         except RunError as error:
             found, hint = str(error.found).strip(), f"the options are the first lines of {file}"
             raise InputError(f"{words[0]} refuses the job", place=place, found=found, hint=hint) from None
-        return self.adopt(self.handle_of(printed.strip()), point=task.point, logs=logs)
+        # Without the name of a federation's cluster.
+        return self.adopt(printed.strip().partition(";")[0], point=task.point, logs=logs)
 
     def adopt(self, handle: str, *, point: str, logs: Path) -> BatchJob:
         """Return the job with the number `handle`."""

@@ -31,13 +31,7 @@ CulpritReader = Callable[[Sequence[str]], Culprit | None]
 
 
 def failure_of(
-    placement: Placement,
-    run: Path,
-    logs: Sequence[Path],
-    *,
-    culprit: CulpritReader,
-    status: int,
-    kills: int | None = None,
+    placement: Placement, run: Path, logs: Sequence[Path], *, culprit: CulpritReader, status: int
 ) -> TwinrunError | None:
     """Return what to say of a launch that ended with `status`; None where a device ran out of memory.
 
@@ -47,8 +41,6 @@ def failure_of(
     Args:
         logs: files that the commands of the nodes print to.
         culprit: the launcher's, which finds in them the rank that failed first.
-        kills: processes that the kernel of the ranks killed in that time because memory ran out; None where
-            that is not known.
     """
     point, folder = placement.id, log_folder(run, placement.id)
     states, texts = rank_states(point_folder(run, point)), [end_of(log) for log in logs]
@@ -59,16 +51,17 @@ def failure_of(
         agents = [f"the agent of {host}: {end}" for text in texts for host, end in _AGENT.findall(text)]
         cut = [described(one) for one in _mute(states) or states if one.end is None]
         found = "; ".join([*agents[:1], *cut[:1]]) + (last_lines("\n".join(texts)) or "the log is empty")
-        message = f"the ranks could not be started or ended with {_end(status, kills)[0]}"
+        message = f"the ranks could not be started or ended with {_end(status)}"
         hint = f"the whole log is {', '.join(map(str, logs)) or 'empty'}"
         return RunError(message, place=point, found=found, hint=hint)
     if failed.status == OUT_OF_MEMORY:
         return None
     where = "".join(described(one) for one in states if one.rank == failed.rank)
-    log, (end, remedy) = _log_of(folder, placement, failed.rank) or logs[0], _end(failed.status, kills)
-    message = f"rank {failed.rank} of {placement.world_size} failed with {end}"
+    log = _log_of(folder, placement, failed.rank) or logs[0]
+    message = f"rank {failed.rank} of {placement.world_size} failed with {_end(failed.status)}"
     found = last_lines(end_of(log)) or "the log is empty"
-    hint = f"the whole log is {log}; {remedy}--resume goes on"
+    killed = "memory may have run out; " if failed.status == -signal.SIGKILL else ""
+    hint = f"the whole log is {log}; {killed}after mending the cause, --resume goes on"
     kinds = {REFUSED: MachineError, STOPPED: RunInterruptedError}
     kind = kinds.get(failed.status, RunError)
     return kind(message, place=point, found=where + found, hint=hint)
@@ -118,16 +111,9 @@ def _works(state: RankState) -> bool:
     return False
 
 
-def _end(status: int, kills: int | None) -> tuple[str, str]:
-    """Return an exit status in words, a negative one is a signal, and what to do before going on."""
-    if status != -signal.SIGKILL:
-        return f"signal {-status}" if status < 0 else f"exit status {status}", "after mending the cause, "
-    if kills:
-        less = "choose a smaller model or microbatch, or free memory and "
-        return "signal 9: the kernel killed it because memory ran out", less
-    perhaps = "a rank that ends like this may have run out of memory"
-    known = perhaps if kills is None else "the kernel did not do it for memory"
-    return "signal 9", f"{known}; after mending the cause, "
+def _end(status: int) -> str:
+    """Return an exit status in words; a negative one is a signal."""
+    return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
 def with_last_words(error: RunError, *, run: Path, point: str) -> RunError:

@@ -9,19 +9,13 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel
 
 from twinrun.execution.engine import PYTHON, Command, Engine, Workspace, run_to_end
 from twinrun.foundation.files import sha256_of_bytes
 from twinrun.foundation.locks import locked
-from twinrun.foundation.manifest import load_json
 from twinrun.foundation.processes import end_of, last_lines
 from twinrun.manifests.stack import SHARED_KERNELS
 
-# The file beside compiled code that is written last.
-INDEX = "kernels.json"
 # The module that compiles a package for architectures.
 COMPILE = "compile"
 _COMPILERS = f"*/{COMPILE}.py"
@@ -56,18 +50,6 @@ def kernel_variables(
     return found
 
 
-def built(objects: Path) -> set[str]:
-    """Return the architectures that the code in `objects` is for; empty where none was compiled."""
-    index = objects / INDEX
-    return set(load_json(index, _Index).archs) if index.is_file() else set()
-
-
-class _Index(BaseModel):
-    """What every index has; how code is launched is the package's own."""
-
-    archs: dict[str, Any]
-
-
 def _mark(package: Path) -> str:
     """Return what changes with every file that the compiled code depends on."""
     kernels = package.parents[1]
@@ -87,13 +69,12 @@ def _compiled(
         workspace.run / "log" / f"{package.name}.log",
     )
     with locked(Path(f"{objects}.lock")):
-        if built(objects).issuperset(archs):
+        if objects.is_dir():
             return True
         later = ("--first-use",) if (package / f"{UNITS}.py").is_file() else ()
         when = ", each kernel when it is first called" if later else ""
         say(f"compiling {name} for {', '.join(archs)}, once{when}: {objects}")
-        for folder in (partial, objects):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         output = ("--output", engine.inside(partial))
         arguments = (PYTHON, "-m", f"{name}.{COMPILE}", *output, *later, "--archs", *archs)
         command = Command(arguments=arguments, variables={}, writes_data=True)

@@ -31,7 +31,6 @@ from twinrun.execution.task import Task
 from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import load_json
-from twinrun.machine.memory import kills_for_memory
 from twinrun.protocol.allocation import Allocation, NodeReport, Placement, RankReport
 from twinrun.protocol.job import Job, MetricsLine, Stop
 from twinrun.protocol.job import forget as forget_lines
@@ -73,7 +72,7 @@ class RankCommands:
         cores = site.site.rank_cores if site else max(1, self.cores // ranks)
         program = (inside(script),) if isinstance(script, Path) else ("-m", script)
         words = (PYTHON, *program, "--job", inside(job_file(run, placement.id)))
-        meeting = Rendezvous(first_node=self.scheduler.first_node(), port=self.scheduler.port(), id=attempt)
+        meeting = Rendezvous(first_node=self.scheduler.first_node, port=self.scheduler.port, id=attempt)
         commands = [
             self.launcher.render(
                 Command(arguments=words, variables=dict(self.variables)),
@@ -182,8 +181,7 @@ class Ranks:
         point, local = placement.id, self._scheduler.site is None
         folder, stopped = point_folder(self._run, point), stop_file(self._run, point)
         pulses = Pulses(folder, point=point, here=local)
-        # How often the kernel of the ranks has killed for memory, where it can be asked.
-        before, alike = kills_for_memory() if local else None, False
+        alike = False
         try:
             while True:
                 status = submission.poll()
@@ -212,9 +210,8 @@ class Ranks:
             message = f"the ranks were told to end and have saved after step {load_json(stopped, Stop).step}"
             hint = "the same command with --resume goes on from there"
             raise RunInterruptedError(message, place=point, hint=hint)
-        now, culprit, logs = kills_for_memory(), self._commands.launcher.culprit, submission.logs()
-        kills = None if now is None or before is None else now - before
-        if failure := failure_of(placement, self._run, logs, culprit=culprit, status=status, kills=kills):
+        culprit, logs = self._commands.launcher.culprit, submission.logs()
+        if failure := failure_of(placement, self._run, logs, culprit=culprit, status=status):
             raise failure
         return None
 

@@ -44,15 +44,6 @@ def processor_memory(processes: Path = _PROCESSES, groups: Path = _GROUPS) -> Pr
     )
 
 
-def kills_for_memory(processes: Path = _PROCESSES) -> int | None:
-    """Return how many processes this kernel has killed because memory ran out; None where it does not count.
-
-    Kills for the limit of a control group count too, and those in containers of this machine.
-    """
-    found = re.search(r"^oom_kill (\d+)$", _text(processes / "vmstat"), re.MULTILINE)
-    return int(found[1]) if found else None
-
-
 def _limits(processes: Path, groups: Path) -> Iterator[tuple[Path, int, int]]:
     """Yield each control group of this process that limits memory, with the limit and what is used."""
     for folder, limit_file, used_file in _memory_groups(processes, groups):

@@ -52,10 +52,6 @@ class GridEngine(BatchScheduler):
         """Return the qsub of a script."""
         return ("qsub", "-terse", "-wd", str(run), "-j", "y", "-o", str(logs / LOG))
 
-    def handle_of(self, printed: str) -> str:
-        """Return the number, without the tasks of an array."""
-        return printed.partition(".")[0]
-
     def all_jobs(self) -> list[JobState]:
         """Return the jobs that wait or run."""
         return [_job(one) for one in self._told("qstat", "-xml", "-u", "*").iter("job_list")]

@@ -17,6 +17,7 @@ class Local:
     name = "local"
     abilities = Abilities()
     site = None
+    first_node, port = "localhost", "29400"
 
     def __init__(self, *, site: LoadedSite | None = None) -> None:
         """Take no site; raises InputError for one."""
@@ -35,14 +36,6 @@ class Local:
     def unusable(self, *, nodes: int) -> str | None:
         """Return why so many nodes cannot be had, or None."""
         return f"the plan has points of up to {nodes} nodes" if nodes > 1 else None
-
-    def first_node(self) -> str:
-        """Return the name under which this machine finds itself."""
-        return "localhost"
-
-    def port(self) -> str:
-        """Return a port that is free here."""
-        return "29400"
 
     def node_names(self, nodes: int) -> tuple[str, ...]:
         """Return the number of each node."""

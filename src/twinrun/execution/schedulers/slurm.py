@@ -75,10 +75,6 @@ class Slurm(BatchScheduler):
         """Return the sbatch of a script."""
         return ("sbatch", "--parsable", f"--output={_pattern(str(logs))}/{LOG}", f"--chdir={run}")
 
-    def handle_of(self, printed: str) -> str:
-        """Return the number, without the name of a federation's cluster."""
-        return printed.partition(";")[0]
-
     def state(self, number: str) -> JobState | None:
         """Return what the controller says of a job, None of one that it has forgotten."""
         try:
