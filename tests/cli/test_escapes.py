@@ -19,7 +19,7 @@ from twinrun.foundation.terminal import VisibleConsole, say
 from twinrun.foundation.text import visible
 from twinrun.protocol.allocation import Allocation
 from twinrun.report.page import write_report
-from twinrun.results.finished_run import FinishedRun
+from twinrun.results.reading import FinishedRun
 from twinrun.runs.progress import Display
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,8 +18,7 @@ from tests.runs.test_models import folder_at
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.planning.project import Project
 from twinrun.protocol.job import OUT_OF_MEMORY
-from twinrun.results.finished_run import FinishedRun
-from twinrun.results.reading import read_record
+from twinrun.results.reading import FinishedRun, read_record
 from twinrun.runs.prepared import prepare
 from twinrun.runs.progress import Display
 from twinrun.runs.run import execute

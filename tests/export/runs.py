@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.records import training_record
 from twinrun.report.page import write_report
-from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judged import Judged
+from twinrun.results.reading import FinishedRun
 from twinrun.results.record import write_record
 
 POINTS = {"nodes=1": 166.0, "nodes=2": 164.0}

@@ -18,7 +18,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.protocol.job import Job, Result
 from twinrun.protocol.measurements import Check
 from twinrun.report.page import write_report
-from twinrun.results.finished_run import FinishedRun
+from twinrun.results.reading import FinishedRun
 from twinrun.results.submission import write_submission
 from twinrun.train import rank
 

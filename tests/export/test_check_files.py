@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 from tests.records import training_record
 from twinrun.export.check_files import write_check_files
 from twinrun.protocol.measurements import Check
-from twinrun.results.finished_run import FinishedRun
+from twinrun.results.reading import FinishedRun
 
 CHECKS = tuple(
     Check(

@@ -18,8 +18,8 @@ from twinrun.export.tracked_run import TrackedRun, tracked_run
 from twinrun.export.trackers import choose_trackers
 from twinrun.foundation.errors import InputError
 from twinrun.parity.readers import log_entries
-from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judged import Judged
+from twinrun.results.reading import FinishedRun
 
 # What every tracker shows of each step.
 STEPPED = ("loss", "step-time", "tokens-per-second", "model-flops", "model-flops-share", "power")

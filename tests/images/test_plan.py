@@ -20,7 +20,7 @@ from twinrun.images.command import BuildRequest, plan_request
 from twinrun.images.context import Context, collect
 from twinrun.images.plan import choose_stack, plan_build
 from twinrun.images.wheels import Entries, fetch_wheels
-from twinrun.manifests.packages import SourcePackage
+from twinrun.manifests.locks import SourcePackage
 from twinrun.manifests.stack import find_stacks
 
 STACKS = sorted(name for name, one in find_stacks(ROOT).items() if one.stack.base)

@@ -42,8 +42,7 @@ def check(recipe: str, table: dict[str, Any]) -> None:
     """Hold what published.toml says against the recipe."""
     published = published_of(table, place="published.toml")
     loaded = PROJECT.recipe(recipe).model_copy(update={"published": published})
-    demands = PROJECT._demands(loaded, Path("published.toml"))
-    load_workload(loaded.workload).check(loaded, demands)
+    load_workload(loaded.workload).check(loaded, list(PROJECT.demands(published, Path("published.toml"))))
 
 
 @pytest.mark.parametrize("claim", [ABSOLUTE, RATIO, INVARIANT])

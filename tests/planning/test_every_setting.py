@@ -15,6 +15,7 @@ from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.configuration import differences_of_plan
 from twinrun.planning.plan import Plan
 from twinrun.results.configuration import apart_from
+from twinrun.results.outlook import planned as planned_record
 from twinrun.workloads import load_workload
 
 # What lets a value be that is refused alone.
@@ -51,14 +52,14 @@ def planned(name: str, *settings: str) -> Plan:
 def seen(
     made: Plan, claim: Claim | RecordClaim, recipe: LoadedRecipe
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what differs from the publication and counts, and the reasons of what differs and does not."""
+    """Return what differs from the publication and counts, and what differs and does not."""
     named = (*(claim.between or ()), getattr(claim, "point", None))
     points = [point for point in made.points if point.id in named] or list(made.points)
     value = claim.values[0] if isinstance(claim, RecordClaim) and claim.setting else None
-    found = apart_from(claim, recipe, made, points, PROJECT, setting=value)
+    found = apart_from(claim, planned_record(made, PROJECT), points, setting=value or "")
     return (
         {one.field: one.found for one in found.differences},
-        {one.field: f"{one.found}: {one.because}" for one in found.neutral},
+        {one.field: str(one) for one in found.neutral},
     )
 
 

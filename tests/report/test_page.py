@@ -16,8 +16,8 @@ from tests.report.committed import changed, judged, newest, verdict
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.report.page import write_recipe_report, write_report
 from twinrun.report.summary import facts_of
-from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judged import Judged
+from twinrun.results.reading import FinishedRun
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 EVIL = '<script>alert("$x$")</script>&amp;{{ 7 * 7 }}'
@@ -159,7 +159,7 @@ def test_a_second_signer_stands_beside_what_that_record_confirms(
     other = training_record(rates, gpu="h200", scale="node", settings=settings, spread=0.01)
     renamed = other.record.model_copy(update={"run": "another"})
     other = dataclasses.replace(other, record=renamed, signer="signed by bob")
-    monkeypatch.setattr("twinrun.results.confirm.read_record", lambda *_: other)
+    monkeypatch.setattr("twinrun.results.reading.read_record", lambda *_: other)
     monkeypatch.setattr(type(PROJECT), "results", lambda *_: [tmp_path])
     text = run_page(tmp_path, changed(TRAINING, signer="signed by ann")).words()
     assert "✓ holds here confirmed by bob" in text

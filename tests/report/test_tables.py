@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from tests.report.committed import newest, verdict
 from twinrun.report.tables import View, run_tables, verdict_table
 from twinrun.report.terminal import show
-from twinrun.results.finished_run import FinishedRun
+from twinrun.results.reading import FinishedRun
 from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns
 
 WORDS = st.text("abc-", min_size=1, max_size=14)

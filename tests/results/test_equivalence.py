@@ -15,7 +15,8 @@ from tests.records import training_record
 from twinrun.cli.records import compare
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_file
-from twinrun.results.scores import Pair, compare_scores, demand_recorded, paired, read_samples
+from twinrun.protocol.scores import Pair, compare_scores, paired, read_samples
+from twinrun.results.scores import demand_recorded
 
 ROOT = Path(__file__).parents[2]
 # Trials of a simulation, and what chance leaves a rate of 5 % below in all but one of a million sessions.

@@ -26,10 +26,9 @@ from tests.records import (
 from twinrun.foundation.errors import InputError
 from twinrun.report.words import headline
 from twinrun.results import reading
-from twinrun.results.confirm import confirmations
 from twinrun.results.judge import judged
 from twinrun.results.judged import Judged
-from twinrun.results.reading import read_content, read_record
+from twinrun.results.reading import confirmations, read_content, read_record
 from twinrun.results.record import write_record
 
 Content = dict[str, Any]

@@ -14,6 +14,7 @@ from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.signatures import is_demanded
 from twinrun.planning.project import Project
 from twinrun.protocol.models import member
+from twinrun.protocol.scores import SampleFile, compare_scores, paired, read_samples
 from twinrun.report.comparison import comparison_view, scores_view
 from twinrun.report.form import send
 from twinrun.report.hardware import choices, prices_of, write_hardware_page
@@ -22,20 +23,10 @@ from twinrun.report.summary import selected
 from twinrun.report.tables import condition_table, verdict_table
 from twinrun.report.words import headline, headline_of_all, outcome
 from twinrun.results.compare import compare as compare_records
-from twinrun.results.confirm import confirmations, confirmed_by
-from twinrun.results.finished_run import read_run
 from twinrun.results.judge import judge_between
 from twinrun.results.judged import Judged
-from twinrun.results.reading import read_record, read_records
-from twinrun.results.scores import (
-    SampleFile,
-    claim_called,
-    compare_scores,
-    demand_recorded,
-    judge_scores,
-    paired,
-    read_samples,
-)
+from twinrun.results.reading import confirmations, confirmed_by, read_record, read_records, read_run
+from twinrun.results.scores import claim_called, demand_recorded, judge_scores
 from twinrun.results.submission import FILE, add_submission
 from twinrun.results.verdicts import FAILURES
 

@@ -18,8 +18,7 @@ from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.planning.project import Project
 from twinrun.report.plan import choice_lines, everything, page, plain_table
 from twinrun.report.words import claims_in_words
-from twinrun.results.finished_run import FinishedRun
-from twinrun.results.reading import read_record
+from twinrun.results.reading import FinishedRun, read_record
 from twinrun.runs.data import acquire
 from twinrun.runs.models import fetch_model
 from twinrun.runs.prepared import prepare

@@ -13,8 +13,8 @@ from twinrun.foundation.redaction import cleaned
 from twinrun.foundation.text import without_credentials
 from twinrun.protocol.checks import HEALTH_FILE, TEXTFILE, Health, NodeCheck, failed_nodes, textfile
 from twinrun.protocol.measurements import Check
-from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judged import Judged
+from twinrun.results.reading import FinishedRun
 from twinrun.workloads.workload import MeasuredPoint
 
 _ALLOCATION = "allocation"

@@ -19,8 +19,8 @@ from rocrate.rocrate import ROCrate
 from twinrun.foundation.files import copy_regular, demand_absent
 from twinrun.foundation.redaction import demand_clean
 from twinrun.report.words import headline
-from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judged import Judged, hardware
+from twinrun.results.reading import FinishedRun
 
 PROFILES = {
     "https://w3id.org/ro/wfrun/process/0.5": {"name": "Process Run Crate", "version": "0.5"},

@@ -12,8 +12,8 @@ from pathlib import Path
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import without_credentials
 from twinrun.report.words import headline
-from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judged import Judged, hardware
+from twinrun.results.reading import FinishedRun
 from twinrun.workloads.workload import MeasuredPoint
 
 # Prefix of the medians of the record beside the series of the same metrics.

@@ -17,8 +17,14 @@ from uv import find_uv_bin
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.processes import tool_output
 from twinrun.images.apt_archive import ESSENTIAL, AptArchive
-from twinrun.manifests.locks import AptLock, PythonLock, parse_python_lock, python_lock_text
-from twinrun.manifests.packages import ReducedPackage, SourcePackage
+from twinrun.manifests.locks import (
+    AptLock,
+    PythonLock,
+    ReducedPackage,
+    SourcePackage,
+    parse_python_lock,
+    python_lock_text,
+)
 from twinrun.manifests.stack import Stack, framework_pins, matches, normalise, stamp
 
 _DIRECT = re.compile(

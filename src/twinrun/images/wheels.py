@@ -14,8 +14,7 @@ from packaging.markers import Marker, default_environment
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.locks import locked_folder
 from twinrun.foundation.processes import tool_output
-from twinrun.manifests.locks import parse_python_lock
-from twinrun.manifests.packages import SourcePackage
+from twinrun.manifests.locks import SourcePackage, parse_python_lock
 from twinrun.manifests.stack import LoadedStack, Stack, normalise
 
 # Entries of a lock, as `name==version`, with the hashes that each allows.

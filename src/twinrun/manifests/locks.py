@@ -1,4 +1,7 @@
-"""Lock files of a stack: Python packages as pip writes them, system packages, and the root file system."""
+"""Lock files of a stack: Python packages as pip writes them, system packages, and the root file system.
+
+Packages that a stack has otherwise than an index offers them are named with what takes their place.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,11 @@ from pydantic import Field
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen, load_toml, read_text
-from twinrun.manifests.packages import Line
 
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
+Requirement = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.+!_-]*$")]
+Pattern = Annotated[str, Field(pattern=r"^[a-z0-9*][a-z0-9*-]*$")]
 # A package is in the first of these that needs it.
 STAGES = ("root", "build")
 _LINE = re.compile(
@@ -28,7 +34,44 @@ _LOCKED = re.compile(
     r"(?P<hashes>(?:\s*\\\n\s+--hash=sha256:[0-9a-f]{64})+)\s*"
 )
 _HASH = re.compile(r"[0-9a-f]{64}")
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class PinnedPackage(Frozen):
+    """A package in one version."""
+
+    requirement: Requirement
+    """Package and exact version."""
+
+    def package(self) -> str:
+        """Return the name of the package."""
+        return self.requirement.partition("==")[0]
+
+
+class SourcePackage(PinnedPackage):
+    """A package that the index has as source alone: wherever wheels are fetched, one is built of it."""
+
+    requires: tuple[Line, ...]
+    """What its metadata asks for; to find out would run its code."""
+    backend: tuple[Requirement, ...]
+    """What builds it, by version, so that the wheel is the same everywhere."""
+    wheel: Sha256
+    """SHA-256 of that wheel; the lock has it beside the source's."""
+
+
+class ReducedPackage(PinnedPackage):
+    """A package that is installed without a part of what its metadata asks for."""
+
+    requires: tuple[Line, ...]
+    """What is installed with it, in place of what it asks for."""
+    because: Line
+    """Why it works without the rest."""
+
+
+class LiftedBound(PinnedPackage):
+    """A requirement beyond the bound that another package declares; it is installed all the same."""
+
+    because: Line
+    """Who was seen to work with it."""
 
 
 class EnvironmentSize(Frozen):
@@ -77,6 +120,11 @@ class AptLock(Frozen):
         return (*self.root, *self.build)
 
 
+def _not_locked(place: str, line: str, allowed: str) -> InputError:
+    hint = "run `invoke lock` for this stack"
+    return InputError("not a locked package", place=place, found=line[:120], allowed=allowed, hint=hint)
+
+
 def load_apt_lock(folder: Path) -> AptLock:
     """Read apt.lock of the stack in `folder`; raises InputError as `parse_apt_lock` does."""
     path = folder / "apt.lock"
@@ -98,13 +146,8 @@ def parse_apt_lock(text: str, *, place: str) -> AptLock:
         elif entry and stage:
             found[stage].append(SystemPackage.model_validate(entry.groupdict(), strict=False))
         elif not line.startswith("# "):
-            raise InputError(
-                "not a locked package",
-                place=f"{place}:{number}",
-                found=line[:120],
-                allowed="`name=version  sha256  bytes  archive/pool/...deb` below `# root` or `# build`",
-                hint="run `invoke lock` for this stack",
-            )
+            allowed = "`name=version  sha256  bytes  archive/pool/...deb` below `# root` or `# build`"
+            raise _not_locked(f"{place}:{number}", line, allowed)
     return AptLock(**{name: tuple(packages) for name, packages in found.items()})
 
 
@@ -126,13 +169,8 @@ def parse_python_lock(text: str, *, place: str) -> PythonLock:
         entry = _LOCKED.fullmatch(part)
         if entry is None:
             line = text[: text.index(part)].count("\n") + 1
-            raise InputError(
-                "not a locked package",
-                place=f"{place}:{line}",
-                found=part.strip().partition("\n")[0][:120],
-                allowed="name==version with a --hash=sha256: or more",
-                hint="run `invoke lock` for this stack",
-            )
+            allowed = "name==version with a --hash=sha256: or more"
+            raise _not_locked(f"{place}:{line}", part.strip().partition("\n")[0], allowed)
         found[entry["pin"]] = frozenset(_HASH.findall(entry["hashes"]))
     return found
 

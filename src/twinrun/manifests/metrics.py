@@ -28,11 +28,7 @@ class Reach(Frozen):
 
     def with_that_of(self, other: Reach) -> Reach:
         """Return what both demand."""
-        return Reach(
-            devices=max(self.devices, other.devices),
-            world_sizes=max(self.world_sizes, other.world_sizes),
-            hardware_kinds=max(self.hardware_kinds, other.hardware_kinds),
-        )
+        return Reach(**{name: max(getattr(self, name), getattr(other, name)) for name in Reach.model_fields})
 
 
 Most = Literal["peak", "bandwidth", "memory", "power", "link", "resource"]
@@ -114,6 +110,11 @@ class Metric(Frozen):
     neutral_to: tuple[str, ...] = ()
     """Tables `neutral_to` of the file whose settings cannot change it either."""
 
+    @property
+    def computed(self) -> bool:
+        """Whether it is computed between points, or between their curves, and measured at none."""
+        return self.between_points or self.between_curves
+
     def decides(self, field: str) -> bool:
         """Say whether a field of a fingerprint changes what is measured."""
         return named_by(self.depends_on, field)
@@ -164,10 +165,9 @@ def load_metrics(root: Path, *folders: Path) -> dict[str, Metric]:
             general = {**neutral, **table.neutral}
             # A metric can be about a setting that changes no other, as a validation loss is about its data.
             settings = {name: why for name, why in general.items() if not metric.decides(name)}
+            where = f"{path}:metric.{number}.neutral_to"
             for name in metric.neutral_to:
-                require_known(
-                    name, table.neutral_to, "no such table", place=f"{path}:metric.{number}.neutral_to"
-                )
+                require_known(name, table.neutral_to, "no such table", place=where)
                 settings |= table.neutral_to[name]
             settings |= metric.neutral
             metrics[metric.id] = metric.model_copy(update={"neutral": settings})

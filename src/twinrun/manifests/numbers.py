@@ -59,14 +59,11 @@ def check_numbers(
             if not isinstance(one, Reference) and one.here:
                 _check_restatement(one.here, one, published, f"{where}.here", metrics)
             if isinstance(one, RecordClaim) and one.here:
-                vendors = {gpus[side.gpu].vendor for side in (one.over, one.under)}
-                _demand(
-                    len(vendors) > 1 or one.over.settings != one.under.settings,
-                    "nothing tells the sides apart on other GPUs",
-                    f"{where}.here",
-                    f"both sides of {vendors.pop()}",
-                    "sides of two vendors, or with other settings; else say in `why_none` why there is none",
-                )
+                vendors = sorted({gpus[side.gpu].vendor for side in (one.over, one.under)})
+                told, message = len(vendors) > 1, "nothing tells the sides apart on other GPUs"
+                allowed = "sides of two vendors, or with other settings; else say why in `why_none`"
+                told = told or one.over.settings != one.under.settings
+                _demand(told, message, f"{where}.here", f"both sides of {vendors[0]}", allowed)
 
 
 def _check_number(
@@ -153,18 +150,13 @@ def _check_restatement(
 def _check_strength(here: Restatement, tolerance: float, where: str, side: str) -> None:
     """Refuse a restatement that is not what its derivation gives, or is weaker without saying so."""
     derived, shortfall = f"{here.derived:.4g}, which is {here.derivation}", here.shortfall(side)
-    _demand(
-        shortfall >= -ROUNDING, "the value is not the derivation's", f"{where}.value", here.value, derived
-    )
-    for key, found, allowed, is_weaker in (
-        ("value", here.value, derived, shortfall > ROUNDING),
-        ("tolerance", here.tolerance, f"{tolerance:g}, the claim's", here.tolerance > tolerance),
-    ):
-        message, hint = (
-            "weaker than the published statement",
-            "say why in `weaker`, or keep to the derivation",
-        )
-        _demand(not is_weaker or here.weaker, message, f"{where}.{key}", found, allowed, hint=hint)
+    is_derived, message = shortfall >= -ROUNDING, "the value is not the derivation's"
+    _demand(is_derived, message, f"{where}.value", here.value, derived)
+    message, hint = "weaker than the published statement", "say why in `weaker`, or keep to the derivation"
+    strong, wide = here.weaker or shortfall <= ROUNDING, f"{tolerance:g}, the claim's"
+    _demand(strong, message, f"{where}.value", here.value, derived, hint=hint)
+    narrow = here.weaker or here.tolerance <= tolerance
+    _demand(narrow, message, f"{where}.tolerance", here.tolerance, wide, hint=hint)
 
 
 def _check_counterexample(here: Restatement, place: str, side: str) -> None:

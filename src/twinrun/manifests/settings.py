@@ -19,9 +19,8 @@ def parse_settings(texts: tuple[str, ...]) -> dict[str, Any]:
     for text in texts:
         key, separator, value = (part.strip() for part in text.partition("="))
         if not separator or not key:
-            raise InputError(
-                "expected key=value", place="--set", found=text, hint="for example --set model=mpt-1b"
-            )
+            hint = "for example --set model=mpt-1b"
+            raise InputError("expected key=value", place="--set", found=text, hint=hint)
         if key in parsed:
             raise InputError("given twice", place=f"--set {key}", found=text)
         parsed[key] = value_of(value)

@@ -20,10 +20,14 @@ from twinrun.manifests.locks import (
     AptLock,
     EnvironmentSize,
     ImageLock,
+    LiftedBound,
+    Line,
+    Pattern,
+    ReducedPackage,
+    SourcePackage,
     load_apt_lock,
     load_image_lock,
 )
-from twinrun.manifests.packages import LiftedBound, Line, Pattern, ReducedPackage, SourcePackage
 
 STAMP = "# {} sha256: "
 # A package that those of all kernels import.
@@ -111,22 +115,13 @@ class Stack(Frozen):
 
     def system_stamp(self) -> str:
         """Return the line that ties apt.lock to what it was resolved from."""
-        return _stamped(
-            "suite and packages",
-            {
-                "suite": self.base and self.base.suite,
-                "platform": self.platform,
-                "packages": self.packages,
-                "build_packages": self.build_packages,
-            },
-        )
+        packages = self.model_dump(mode="json", include={"platform", "packages", "build_packages"})
+        return _stamped("suite and packages", {"suite": self.base and self.base.suite, **packages})
 
     def image_stamp(self) -> str:
         """Return the line that ties image.lock to what it was resolved from."""
-        return _stamped(
-            "suite",
-            {"suite": self.base and self.base.suite, "platform": self.platform, "format": _ROOT_FORMAT},
-        )
+        suite = self.base and self.base.suite
+        return _stamped("suite", {"suite": suite, "platform": self.platform, "format": _ROOT_FORMAT})
 
 
 def _stamped(what: str, data: object) -> str:
@@ -241,12 +236,7 @@ def load_manifest(root: Path, name: str) -> Stack:
     if not is_file_in(folder, "stack.toml"):
         known = sorted(path.parent.name for path in folder.parent.glob("*/stack.toml"))
         if name in known:
-            raise InputError(
-                "not a manifest",
-                place=str(folder / "stack.toml"),
-                found="no regular file",
-                allowed="a TOML file",
-            )
+            raise InputError("not a manifest", place=str(folder / "stack.toml"), found="no regular file")
         require_known(name, known, "unknown stack", place="--stack")
     stack = load_toml(folder / "stack.toml", Stack)
     require_equal(stack.name, name, "the name is not the folder's", place=f"{folder / 'stack.toml'}:name")

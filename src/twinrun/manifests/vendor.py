@@ -236,10 +236,7 @@ def load_gpus(root: Path) -> dict[str, Gpu]:
     for number, gpu in enumerate(load_toml(path, GpuTable).gpu):
         if gpu.id in gpus:
             raise InputError("given twice", place=f"{path}:gpu.{number}.id", found=gpu.id)
-        if gpu.vendor not in folders:
-            raise InputError(
-                "no such vendor", place=f"{path}:gpu.{number}.vendor", found=gpu.vendor, allowed=list(folders)
-            )
+        require_known(gpu.vendor, folders, "no such vendor", place=f"{path}:gpu.{number}.vendor")
         gpus[gpu.id] = gpu
     return gpus
 

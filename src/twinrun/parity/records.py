@@ -40,8 +40,8 @@ def read_curves(
         return [read_log(path, series=series)], []
     if not (found := curves_of(read_record(path, project))):
         raise InputError(f"the record has no {METRIC} by step", place=str(path))
-    name, _, controls = found[-1]
-    repeats = [(f"{name}, control {number}", one) for number, one in enumerate(controls, start=1)]
+    name, last = found[-1]
+    repeats = [(f"{name}, control {number}", one) for number, one in enumerate(last.controls, start=1)]
     curves, further = (
         [
             LoggedCurve(
@@ -55,7 +55,7 @@ def read_curves(
             )
             for series, values in several
         ]
-        for several in ([(one, values) for one, values, _ in found], repeats)
+        for several in ([(name, one.values) for name, one in found], repeats)
     )
     return curves, further
 

@@ -67,17 +67,10 @@ class Plan(Frozen, Generic[PlanPart, PointPart]):
         """What follows from the plan, computed once."""
         return load_workload(self.workload).describe(self.part, self.points)
 
-    @cached_property
-    def points_by_id(self) -> dict[str, Point[PointPart]]:
-        """The points by id, gathered once."""
-        return {point.id: point for point in self.points}
-
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with other values; one of another part or other points is described anew."""
+        """Return a copy with other values, which is described anew."""
         copied = super().model_copy(update=update, deep=deep)
-        if update and {"workload", "part", "points"} & update.keys():
-            copied.__dict__.pop("description", None)
-            copied.__dict__.pop("points_by_id", None)
+        copied.__dict__.pop("description", None)
         return copied
 
     def sha256(self) -> str:
@@ -123,11 +116,15 @@ def resolve(
             stack=stack,
         )
     )
+    # A path of this machine says nothing elsewhere.
+    own = recipe.recipe.script and f"{recipe.recipe.name}/{recipe.recipe.script}"
+    script = own if recipe.elsewhere else recipe.recipe.script and recipe.file(recipe.recipe.script)
+    assert script or workload.module, "a recipe without a script is refused when it is loaded"
     plan = Plan(
         recipe=recipe.recipe.name,
         recipe_version=recipe.recipe.version,
         workload=recipe.workload,
-        script=_script(recipe, workload),
+        script=script or workload.module or "",
         scale=scale,
         vendor=stack.stack.vendor,
         gpu=hardware.gpu.id if hardware.gpu else None,
@@ -141,12 +138,3 @@ def resolve(
         points=tuple(over_nodes(point, node_devices) for point in planned.points),
     )
     return plan, planned.choices
-
-
-def _script(recipe: LoadedRecipe, workload: Workload) -> str:
-    own = recipe.recipe.script
-    if own is not None:
-        # A path of this machine says nothing elsewhere.
-        return recipe.file(own) if not recipe.elsewhere else f"{recipe.recipe.name}/{own}"
-    assert workload.module is not None, "a recipe without a script is refused when it is loaded"
-    return workload.module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.cluster import known_gpus
 from twinrun.manifests.metrics import Metric, load_metrics
 from twinrun.manifests.numbers import check_numbers, check_sources
-from twinrun.manifests.published import load_published
+from twinrun.manifests.published import PublishedClaims, load_published
 from twinrun.manifests.recipe import LoadedRecipe, Recipe
 from twinrun.manifests.stack import LoadedStack, load_stack
 from twinrun.manifests.vendor import Gpu, Vendor, load_vendors
@@ -93,8 +94,7 @@ class Project:
         listed = [Path(one) for one in os.environ.get(LISTED, "").split(os.pathsep) if one and alone]
         named = [one for one in (*self._elsewhere.values(), *listed) if one.name == name]
         places = [own / name, *named] if alone else [self.root / given]
-        for place in (*places, given):
-            folder = real(place)
+        for folder in map(real, (*places, given)):
             if is_file_in(folder, "recipe.toml"):
                 return own / folder.name if folder.parent == own else self._of_user(folder)
         if is_file_in(real(given.parent), given.name):
@@ -135,7 +135,7 @@ class Project:
             workload=workload.table,
             tables=tables,
             published=load_published(folder),
-            folder=_shown(folder, self.root),
+            folder=os.fspath(folder.relative_to(self.root) if folder.is_relative_to(self.root) else folder),
             units={name: metric.unit for name, metric in self.metrics.items()},
         )
         self._check(loaded, workload, folder)
@@ -143,89 +143,64 @@ class Project:
 
     def _check(self, loaded: LoadedRecipe, workload: Workload, folder: Path) -> None:
         """Hold a recipe against itself and what it names; raises InputError."""
-        place = folder / "recipe.toml"
-        recipe = loaded.recipe
+        place, recipe = folder / "recipe.toml", loaded.recipe
         require_equal(recipe.name, folder.name, "no such name", place=f"{place}:name")
-        places = [*(self.root / "recipes").glob("*/kernels/src"), *folder.glob("kernels/src")]
-        carriers = sorted({path.parents[1].name for path in places})
         for carrier in recipe.kernels:
+            places = [*(self.root / "recipes").glob("*/kernels/src"), *folder.glob("kernels/src")]
+            carriers = sorted({path.parents[1].name for path in places})
             require_known(carrier, carriers, "no such name", place=f"{place}:kernels")
-        if recipe.script is None and workload.module is None:
-            raise InputError(f"a recipe with [{workload.table}] needs a script", place=f"{place}:script")
-        if recipe.script is not None and not is_file_in(folder, recipe.script):
-            raise InputError(
-                "no such file in the recipe's folder", place=f"{place}:script", found=recipe.script
-            )
-        keys = (recipe.publication.key, *recipe.publication.also)
-        check_sources(loaded.published, keys, place=str(folder / "published.toml"))
-        workload.check(loaded, self._demands(loaded, folder / "published.toml"))
-        self._check_sides(loaded, folder / "published.toml")
+        missing = f"a recipe with [{workload.table}] needs a script" if workload.module is None else ""
+        if recipe.script is not None:
+            missing = "" if is_file_in(folder, recipe.script) else "no such file in the recipe's folder"
+        if missing:
+            raise InputError(missing, place=f"{place}:script", found=recipe.script)
+        keys, published = (recipe.publication.key, *recipe.publication.also), folder / "published.toml"
+        check_sources(loaded.published, keys, place=str(published))
+        workload.check(loaded, list(self.demands(loaded.published, published)))
+        self._check_sides(loaded.published, published)
 
-    def _check_sides(self, loaded: LoadedRecipe, place: Path) -> None:
+    def _check_sides(self, published: PublishedClaims, place: Path) -> None:
         """Refuse the stack of a side that is not there, unless it is said why; raises InputError."""
-        built = sorted(path.parent.name for path in (self.root / "images/stacks").glob("*/stack.toml"))
-        published = loaded.published
+        message = "a stack is either in images/stacks or named with a reason under `nowhere`"
         for number, claim in enumerate(published.between_records):
+            built = sorted(path.parent.name for path in (self.root / "images/stacks").glob("*/stack.toml"))
+            known = [*built, *published.nowhere]
             for name, side in (("over", claim.over), ("under", claim.under)):
-                if side.stack is None or (side.stack in built) != (side.stack in published.nowhere):
-                    continue
-                raise InputError(
-                    "a stack is either in images/stacks or named with a reason under `nowhere`",
-                    place=f"{place}:between_records.{number}.{name}.stack",
-                    found=side.stack,
-                    allowed=[*built, *published.nowhere],
-                )
+                if side.stack and (side.stack in built) == (side.stack in published.nowhere):
+                    where = f"{place}:between_records.{number}.{name}.stack"
+                    raise InputError(message, place=where, found=side.stack, allowed=known)
 
-    def _demands(self, loaded: LoadedRecipe, place: Path) -> list[Demand]:
-        """Return what the claims and their restatements ask of the workload; raises InputError."""
-        published = loaded.published
+    def demands(self, published: PublishedClaims, place: Path) -> Iterator[Demand]:
+        """Yield what the claims and their restatements ask of the workload; raises InputError."""
         check_numbers(published, place=str(place), metrics=self.metrics, gpus=self.gpus)
-        claims: dict[str, Claim | RecordClaim] = {
-            f"claim.{number}": one for number, one in enumerate(published.claim)
-        }
-        claims |= {f"between_records.{number}": one for number, one in enumerate(published.between_records)}
-        return [one for key, claim in claims.items() for one in self._asked(claim, f"{place}:{key}")]
-
-    def _asked(self, claim: Claim | RecordClaim, place: str) -> list[Demand]:
-        """Return what a claim and its restatement ask of the workload."""
-        named = [(key, point, claim.metric, claim.measurement) for key, point in _points_of(claim)]
-        # A metric that is computed from several points is measured at none.
-        if (here := claim.here) and not (
-            (metric := self.metrics[here.metric]).between_points or metric.between_curves
-        ):
-            named.append(("here.metric", claim.point, here.metric, here.measurement))
-        return [
-            Demand(place=f"{place}.{key}", point=point, metric=metric, measurement=measurement)
-            for key, point, metric, measurement in named
+        claims: list[tuple[str, Claim | RecordClaim]] = [
+            *((f"claim.{number}", one) for number, one in enumerate(published.claim)),
+            *((f"between_records.{number}", one) for number, one in enumerate(published.between_records)),
         ]
-
-
-def _shown(folder: Path, root: Path) -> str:
-    """Return a folder relative to the root, or whole where it lies elsewhere."""
-    return (folder.relative_to(root) if folder.is_relative_to(root) else folder).as_posix()
-
-
-def _points_of(claim: Claim | RecordClaim) -> list[tuple[str, str | None]]:
-    """Return each point that a claim names, with its key; none names only a metric."""
-    named = [("point", claim.point), *(("between", one) for one in claim.between or ())]
-    return [(key, point) for key, point in named if point is not None] or [("metric", None)]
+        for key, claim in claims:
+            named = [("point", claim.point), *(("between", one) for one in claim.between or ())]
+            asked: list[tuple[str, str | None, str, str | None]]
+            asked = [(part, one, claim.metric, claim.measurement) for part, one in named if one is not None]
+            asked = asked or [("metric", None, claim.metric, claim.measurement)]
+            # A metric that is computed from several points is measured at none.
+            if (here := claim.here) and not self.metrics[here.metric].computed:
+                asked.append(("here.metric", claim.point, here.metric, here.measurement))
+            for part, point, metric, measurement in asked:
+                where = f"{place}:{key}.{part}"
+                yield Demand(place=where, point=point, metric=metric, measurement=measurement)
 
 
 def _table_of(content: dict[str, Any], place: Path) -> str:
     """Return which workload's table a recipe.toml has; raises InputError unless it is exactly one."""
     found = [name for name in workload_names() if name in content]
     if len(found) != 1:
+        tables = [name for name, value in content.items() if isinstance(value, dict)]
+        nearest = (hint for name in tables if (hint := closest(name, workload_names())))
         raise InputError(
             "a recipe has the table of exactly one workload",
             place=str(place),
             found=found or "none",
             allowed=[f"[{name}]" for name in workload_names()],
-            hint=None if found else _nearest_table(content),
+            hint=None if found else next(nearest, None),
         )
     return found[0]
-
-
-def _nearest_table(content: dict[str, Any]) -> str | None:
-    """Return a hint where a table of `content` is nearly called as a workload."""
-    tables = [name for name, value in content.items() if isinstance(value, dict)]
-    return next((hint for name in tables if (hint := closest(name, workload_names()))), None)

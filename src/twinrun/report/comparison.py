@@ -11,13 +11,13 @@ from rich.text import Text
 
 from twinrun.foundation.text import number, percent, plural
 from twinrun.manifests.metrics import RATIO
+from twinrun.protocol.scores import Equivalence, ScoreComparison, ScoreDifference
 from twinrun.report.charts import draw
 from twinrun.report.page import render_page
 from twinrun.report.tables import View
 from twinrun.results.compare import Comparison, MeasurementPair, SettingChange
 from twinrun.results.judged import Judged
 from twinrun.results.parity import METRIC, CurveParity
-from twinrun.results.scores import Equivalence, ScoreComparison, ScoreDifference
 from twinrun.workloads.curve_charts import parity_charts
 from twinrun.workloads.curve_distance import CurveOutcome
 from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns

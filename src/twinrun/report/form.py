@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from twinrun.foundation.errors import InputError
-from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judged import gpus_of
+from twinrun.results.reading import FinishedRun
 from twinrun.results.submission import FILE, write_submission
 
 # What no probe says.

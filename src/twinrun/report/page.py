@@ -21,9 +21,8 @@ from twinrun.planning.project import Project
 from twinrun.report import summary, words
 from twinrun.report.charts import draw
 from twinrun.report.picture import Picture
-from twinrun.results.confirm import confirmed_by
-from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judged import Judged, hardware
+from twinrun.results.reading import FinishedRun, confirmed_by
 from twinrun.results.verdicts import HOLDS, Verdict
 from twinrun.workloads import load_workload
 from twinrun.workloads.tables_and_charts import Chart, Table

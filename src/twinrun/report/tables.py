@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from twinrun.report import words
-from twinrun.results.finished_run import FinishedRun
+from twinrun.results.reading import FinishedRun
 from twinrun.results.verdicts import FAILURES, Outcome, Verdict
 from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 
 from twinrun.manifests.metrics import Metric
 from twinrun.manifests.vendor import Gpu
@@ -19,7 +18,6 @@ from twinrun.workloads.curve_distance import values_of
 from twinrun.workloads.workload import Finding, MeasuredPoint, PointDescription
 
 RESOURCE = "resource"
-NO_LABELS: Mapping[str, str] = MappingProxyType({})
 # A first loss over that of guessing, the logarithm of the vocabulary: 0.99 to 1.13 in every training here.
 NEAR_CHANCE = (0.9, 1.25)
 # A number that follows from others is as exact as they are.
@@ -56,7 +54,7 @@ def _outside(one: Measurement, metric: Metric, gpu: Gpu | None, found: Judged) -
     allowed, seen = "", f"{median:.4g} {metric.unit}"
     if low < 0:
         allowed = "from 0 on"
-    elif over := beyond(high, metric, gpu, per=one.per, labels=one.labels):
+    elif over := beyond(high, metric, most):
         seen, allowed = over, "no more than that"
     elif least is not None and median < least:
         allowed = f"at least {least:.4g}"
@@ -71,16 +69,14 @@ def _outside(one: Measurement, metric: Metric, gpu: Gpu | None, found: Judged) -
 
 
 def limit_of(
-    metric: Metric, gpu: Gpu | None, *, per: Per, labels: Mapping[str, str] = NO_LABELS
+    metric: Metric, gpu: Gpu | None, *, per: Per, labels: Mapping[str, str] | None = None
 ) -> float | None:
     """Return the most that a number of a metric can be, in its unit and without its error; None: no bound."""
     most, cards = metric.evidence.most, gpu.devices_per_card if gpu and per == "card" else 1
-    if not isinstance(most, str):
-        return most
-    if gpu is None:
-        return None
+    if gpu is None or not isinstance(most, str):
+        return None if isinstance(most, str) else most
     bandwidth = gpu.device_bandwidth_bytes_s / 1e9
-    if labels.get(metric.evidence.unless or "", "none") != "none":
+    if (labels or {}).get(metric.evidence.unless or "", "none") != "none":
         most = "bandwidth"
     limits = {
         "peak": gpu.device_peak_flops / 1e12,
@@ -88,17 +84,14 @@ def limit_of(
         "link": gpu.link_gb_s or bandwidth,
         "power": gpu.power_w and gpu.power_w / gpu.devices_per_card,
         "memory": metric.canonical(gpu.device_memory_bytes, "B") if "B" in metric.units else None,
-        "resource": gpu.rate_of(labels.get(RESOURCE, "")),
+        "resource": gpu.rate_of((labels or {}).get(RESOURCE, "")),
     }
     found = limits[most]
     return None if found is None else cards * found
 
 
-def beyond(
-    value: float, metric: Metric, gpu: Gpu | None, *, per: Per, labels: Mapping[str, str] = NO_LABELS
-) -> str | None:
-    """Return that a value in its metric's unit is more than its evidence allows, or None."""
-    most = limit_of(metric, gpu, per=per, labels=labels)
+def beyond(value: float, metric: Metric, most: float | None) -> str | None:
+    """Return that a value in its metric's unit is more than there can be, or None; it has an error."""
     if most is None or value <= most * (1 + metric.evidence.error) * (1 + ROUNDED):
         return None
     what = "the device can do" if isinstance(metric.evidence.most, str) else "there can be"
@@ -126,9 +119,8 @@ def _losses(
     low, high = (share * chance for share in NEAR_CHANCE)
     if not low <= values[0] <= high:
         allowed = f"from {low:.4g} to {high:.4g}, near guessing among {described.vocabulary:,} tokens"
-        yield Finding(
-            kind="bounds", point=point.id, what=f"the first {name}", found=values[0], allowed=allowed
-        )
+        what = f"the first {name}"
+        yield Finding(kind="bounds", point=point.id, what=what, found=values[0], allowed=allowed)
     lowest = values[0]
     for step, value in enumerate(values, start=1):
         # A loss that overshoots comes down within the steps that make a curve.

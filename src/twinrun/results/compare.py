@@ -46,8 +46,7 @@ SOFTWARE = (
     factor("variable *", "small", "small", "steers the framework, its kernels or the collectives"),
     factor("python", "small", "none", "overhead on the host; it also is the text of the built-in corpus"),
     factor("processors*", "small", "none", "feeds the devices"),
-    factor("commit", "small", "small", "the project's own code"),
-    factor("uncommitted changes", "small", "small", "the project's own code"),
+    factor("*commit*", "small", "small", "the project's own code"),
     factor("*", "none", "none", "not known to matter"),
 )
 
@@ -129,12 +128,9 @@ def compare(a: Judged, b: Judged, project: Project) -> Comparison:
         pairing = f"none has the same name, so the largest of each: {one.id} of A, {other.id} of B"
     pairs = tuple(pair for one, other in points for pair in _pairs(a, b, one, other, project))
     if not pairs:
-        raise InputError(
-            "nothing was measured in both records",
-            place=a.run,
-            found=f"points {' and '.join(', '.join(one.id for one in side.points) for side in (a, b))}",
-            hint="a run at scale smoke checks and does not time",
-        )
+        sides = " and ".join(", ".join(one.id for one in side.points) for side in (a, b))
+        message, hint = "nothing was measured in both records", "a run at scale smoke does not time"
+        raise InputError(message, place=a.run, found=f"points {sides}", hint=hint)
     found = changed(conditions(a, points[-1][0]), conditions(b, points[-1][1]), a.workload.factors)
     return Comparison(
         recipe=a.plan.recipe,
@@ -162,9 +158,8 @@ def _pairs(
     for mine in one.measurements:
         if mine.metric == "peak-rate" or (theirs := other.measurement(mine.id)) is None:
             continue
-        kinds = [f"{side.metric} in {side.unit} per {side.per}" for side in (mine, theirs)]
-        _demand_equal("measurements are in different units", *kinds)
-        _demand_equal("FLOP are counted by different formulas", mine.formula, theirs.formula)
+        kinds = [f"{it.metric} in {it.unit} per {it.per}, {it.formula}" for it in (mine, theirs)]
+        _demand_equal("measurements are in different units, or by different formulas", *kinds)
         metric = project.metrics[mine.metric]
         obstacles = fields_apart(metric, *marks)
         gain = None if obstacles or metric.series else _gain(mine, theirs, metric)

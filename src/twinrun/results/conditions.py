@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from twinrun.foundation.text import plain, plural
 from twinrun.manifests.claims import Claim, RecordClaim, placeholders_of
 from twinrun.protocol.model_source import in_words
-from twinrun.results.bounds import beyond, demand_trained, untrained
-from twinrun.results.configuration import sides_apart
+from twinrun.results.bounds import beyond, demand_trained, limit_of, untrained
+from twinrun.results.configuration import apart_from, sides_apart
 from twinrun.results.judged import gpus_of, hardware
 from twinrun.results.kinds import KINDS, Asked
 from twinrun.results.question import BETWEEN, AnyClaim, Value, elsewhere, names_of
@@ -68,7 +68,8 @@ def _subject(question: Asked) -> str:
     if isinstance(claim, RecordClaim):
         return _two_sides(question, claim)
     model = record.description.model
-    if model and question.kind != "score" and not any(question.measured(point) for point in record.points):
+    measured = (question.found_of(question.asked, point) for point in record.points)
+    if model and question.kind != "score" and not any(measured):
         raise NotAskedError(f"nothing was trained: {in_words(model)} was there", condition="subject")
     if claim.configuration is None:
         return "the recipe's own experiment"
@@ -181,12 +182,15 @@ def _configured(question: Asked) -> str:
 def _sides_configured(question: Asked, claim: RecordClaim) -> str:
     """Demand that every record is as published, and that the sides are equal in all that counts."""
     for place in question.places:
-        if found := question.apart_at(place, claim).words:
-            where = f"{place.record.run} at {place.point.id}"
+        record, planned, side = place.record, [place.point.planned], (claim.over, claim.under)[place.side]
+        here, setting = not question.published, place.setting
+        apart = apart_from(claim, record, planned, meant=claim.point, here=here, setting=setting, side=side)
+        if found := apart.words:
+            where = f"{record.run} at {place.point.id}"
             raise NotAskedError(f"{where}: {found}", condition="configuration")
     for over, under in question.pairs:
         a, b = (one.record.settings(one.point) for one in (over, under))
-        if other := sides_apart(a, b, claim, question.recipe, question.project):
+        if other := sides_apart(a, b, claim, question.record):
             fields = "; ".join(f"{field} {plain(mine)} and {plain(theirs)}" for field, mine, theirs in other)
             raise NotAskedError(f"the sides differ in {fields}", condition="configuration")
     return "both sides are as published, and equal in all that counts"
@@ -246,8 +250,9 @@ def _correct(question: Asked, kind: FindingKind = "correctness") -> str:
 def _bounded(question: Asked) -> str:
     """Demand that no number of the points, and no value that follows, is more than there can be."""
     _correct(question, "bounds")
+    most = limit_of(question.metric, question.record.gpu, per="run")
     for one in question.values if question.metric.between_points else ():
-        if excess := beyond(one.interval.value, question.metric, question.record.gpu, per="run"):
+        if excess := beyond(one.interval.value, question.metric, most):
             raise NotAskedError(f"at {one.place} it is {excess}", condition="bounds")
     return "inside what the device can do"
 
@@ -259,9 +264,8 @@ def _samples(question: Asked) -> str:
     for place, one in behind:
         if question.project.metrics[one.metric].repeated and one.count < 2:
             raise NotAskedError(f"{one.id} at {place.point.id} rests on a single sample", condition="samples")
-    if found.low == found.high:
-        shown = "it is counted, not sampled" if not behind else plural(behind[0][1].count, "sample")
-    else:
+    shown = plural(behind[0][1].count, "sample") if behind else "it is counted, not sampled"
+    if found.low != found.high:
         ends = " to ".join(f"{question.in_unit(end):.4g}" for end in (found.low, found.high))
         shown = f"the 99 % interval of {plural(found.samples, 'sample')} is {ends}"
     if standing == "undecided":

@@ -6,25 +6,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.claims import Claim, ClaimSide, RecordClaim
 from twinrun.manifests.metrics import reason_for
 from twinrun.manifests.published import RULE, Accepted
-from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.configuration import differences_of_points
-from twinrun.planning.plan import Plan
-from twinrun.planning.project import Project
+from twinrun.results.judged import Judged
 from twinrun.workloads.settings import ABSENT, Difference, Fingerprint, Value
 from twinrun.workloads.workload import Point
-
-
-class NeutralDifference(Frozen):
-    """A setting in which a run differs, and why that does not change what a claim says."""
-
-    field: str
-    found: Value
-    published: Accepted
-    because: str
 
 
 class Apart(NamedTuple):
@@ -32,7 +20,7 @@ class Apart(NamedTuple):
 
     differences: tuple[Difference, ...]
     """What differs and counts."""
-    neutral: tuple[NeutralDifference, ...] = ()
+    neutral: tuple[Difference, ...] = ()
     """What differs and is declared neutral."""
 
     @property
@@ -41,23 +29,20 @@ class Apart(NamedTuple):
         return "; ".join(map(str, self.differences))
 
     @property
-    def every(self) -> list[Difference | NeutralDifference]:
+    def every(self) -> list[Difference]:
         """What differs, whether it counts or is neutral."""
         return [*self.differences, *self.neutral]
 
 
 def apart_from(
     claim: Claim | RecordClaim,
-    recipe: LoadedRecipe,
-    plan: Plan,
+    record: Judged,
     points: Sequence[Point],
-    project: Project,
     *,
     meant: str = "",
     here: bool = False,
-    setting: str | None = None,
+    setting: str = "",
     side: ClaimSide | None = None,
-    known: dict[object, dict[str, Difference]] | None = None,
 ) -> Apart:
     """Hold the settings of planned points, each for itself, against what a claim is about.
 
@@ -66,53 +51,47 @@ def apart_from(
         here: the claim is judged away from the published run, as it is or as its restatement says.
         setting: which of the values of a claim between records the plan is of, for example its model.
         side: which side of such a claim it is of.
-        known: what was found of the plan before, which is asked once for claims of one configuration.
     """
+    published = record.recipe.published
     stated: Mapping[str, Accepted]
     if isinstance(claim, Claim):
-        stated = recipe.published.fingerprint_of(claim)
+        stated = published.fingerprint_of(claim)
     else:
-        own = {claim.setting: setting} if claim.setting and setting is not None else {}
-        stated = {**recipe.published.fingerprint, **(side.settings if side else {}), **own}
+        own = {claim.setting: setting} if claim.setting and setting else {}
+        stated = {**published.fingerprint, **(side.settings if side else {}), **own}
     named = claim.between or ((claim.point,) if claim.point else ())
     under = [(point.id if point.id in named or not meant else meant, point) for point in points]
     key = (*((name, point.id) for name, point in under), *stated.items(), claim.kind == "score")
-    if known is None or (found := known.get(key)) is None:
+    # Asked once for claims of one configuration, however many there are.
+    if (found := record.known.get(key)) is None:
         about = partial(_is_about, claim)
-        apart = differences_of_points(recipe, plan, under, stated=stated, about=about)
-        found = {one.field: one for of_point in reversed(apart) for one in of_point}
-        if known is not None:
-            known[key] = found
-    neutral = neutral_for(claim, recipe, project, here=here)
-    reasons = {name: reason_for(neutral, name) for name in found}
+        apart = differences_of_points(record.recipe, record.plan, under, stated=stated, about=about)
+        found = record.known[key] = {one.field: one for of_point in reversed(apart) for one in of_point}
+    neutral = neutral_for(claim, record, here=here)
+    decided = {name: reason_for(neutral, name) is None for name in found}
     return Apart(
-        differences=tuple(one for name, one in found.items() if reasons[name] is None),
-        neutral=tuple(
-            NeutralDifference(field=name, found=one.found, published=one.published, because=because)
-            for name, one in found.items()
-            if (because := reasons[name]) is not None
-        ),
+        differences=tuple(one for name, one in found.items() if decided[name]),
+        neutral=tuple(one for name, one in found.items() if not decided[name]),
     )
 
 
 def sides_apart(
-    over: Fingerprint, under: Fingerprint, claim: RecordClaim, recipe: LoadedRecipe, project: Project
+    over: Fingerprint, under: Fingerprint, claim: RecordClaim, record: Judged
 ) -> list[tuple[str, Value, Value]]:
     """Return the settings in which the two sides of a claim differ, but for those declared neutral."""
-    neutral = neutral_for(claim, recipe, project, here=False)
+    neutral = neutral_for(claim, record, here=False)
     own = {name for side in (claim.over, claim.under) for name in side.settings}
     names = [name for name in dict.fromkeys((*over, *under)) if name not in own]
     sides = [(name, over.get(name, ABSENT), under.get(name, ABSENT)) for name in names]
     return [one for one in sides if one[1] != one[2] and reason_for(neutral, one[0]) is None]
 
 
-def neutral_for(
-    claim: Claim | RecordClaim, recipe: LoadedRecipe, project: Project, *, here: bool
-) -> dict[str, str]:
+def neutral_for(claim: Claim | RecordClaim, record: Judged, *, here: bool) -> dict[str, str]:
     """Return what is declared neutral for a claim, fields or groups of them, each with its reason."""
-    metric = claim.here.metric if here and claim.here else claim.metric
-    freed = dict.fromkeys(claim.here.free, claim.here.because) if here and claim.here else {}
-    return {**freed, **project.metrics[metric].neutral, **recipe.published.neutral_of(claim.id, here=here)}
+    restated = claim.here if here else None
+    freed = dict.fromkeys(restated.free, restated.because) if restated else {}
+    metric = record.project.metrics[(restated or claim).metric]
+    return {**freed, **metric.neutral, **record.recipe.published.neutral_of(claim.id, here=here)}
 
 
 def _is_about(claim: Claim | RecordClaim, field: str) -> bool:

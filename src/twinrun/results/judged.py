@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from twinrun.foundation.signatures import UNSIGNED
+from twinrun.foundation.text import plural
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.configuration import differences_of_plan
@@ -152,12 +153,9 @@ class Judged:
 def measured_points(plan: Plan, sent: tuple[PointRecord, ...], gpu: Gpu | None) -> tuple[MeasuredPoint, ...]:
     """Return the points that came back, in the order of the plan, each with its numbers; pure."""
     workload, described = load_workload(plan.workload), plan.description.points
-    found = []
-    by_id = {one.id: one for one in sent}
-    for planned in plan.points:
-        if (one := by_id.get(planned.id)) is None:
-            continue
-        leg = described[planned.id].leg
+    by_id, found = {one.id: one for one in sent}, []
+    for planned in (one for one in plan.points if one.id in by_id):
+        leg, one = described[planned.id].leg, by_id[planned.id]
         on = None if leg and leg.processor else gpu
         numbers = workload.numbers(plan.part, planned, one.result, on)
         cards, rest = divmod(planned.world_size, on.devices_per_card) if on else (0, 1)
@@ -167,16 +165,13 @@ def measured_points(plan: Plan, sent: tuple[PointRecord, ...], gpu: Gpu | None) 
 
 def hardware(found: Judged) -> str:
     """Name what the largest point ran on, and that only its sender says so where that is so."""
-    return _machine(found) + (f", {SENT_IN}" if found.record.evidence == SENT_IN else "")
-
-
-def _machine(found: Judged) -> str:
-    most, gpu = most_devices(found), found.gpu
+    most, gpu, sent = most_devices(found), found.gpu, found.record.evidence == SENT_IN
+    name = f"{plural(most, 'rank')} on {found.node.cpu}"
     if gpu is not None and gpu.devices_per_card > 1:
-        return f"{most} device{'' if most == 1 else 's'} of {gpu.name}, {gpu.devices_per_card} to a card"
-    if gpu is not None or found.devices:
-        return f"{most} x {gpu.name if gpu else found.devices[0].name}"
-    return f"{most} rank{'' if most == 1 else 's'} on {found.node.cpu}"
+        name = f"{plural(most, 'device')} of {gpu.name}, {gpu.devices_per_card} to a card"
+    elif gpu is not None or found.devices:
+        name = f"{most} x {gpu.name if gpu else found.devices[0].name}"
+    return f"{name}, {SENT_IN}" if sent else name
 
 
 def most_devices(found: Judged) -> int:

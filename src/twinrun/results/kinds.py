@@ -9,12 +9,12 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from twinrun.manifests.claims import Claim, ClaimSide, RecordClaim
+from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.metrics import reason_for
 from twinrun.protocol.intervals import Interval, Standing, exactly, mean, quotient
-from twinrun.results.bounds import beyond
-from twinrun.results.configuration import Apart, neutral_for
-from twinrun.results.judged import Judged, hardware
+from twinrun.results.bounds import beyond, limit_of
+from twinrun.results.configuration import Apart, apart_from, neutral_for
+from twinrun.results.judged import hardware
 from twinrun.results.parity import held_within
 from twinrun.results.question import (
     BETWEEN,
@@ -123,12 +123,10 @@ def _distance(question: Question, found: Interval) -> str:
     change = found.value / question.reference - 1 if question.reference else found.value
     side, tolerance = "above" if change >= 0 else "below", question.asked.tolerance
     shown = f"{tolerance:.{1 if question.restated else 0}%}"
-    allowed = (
-        f"{shown} apart" if question.better == "equal" else f"{question.better} is better, {shown} worse"
-    )
-    return (
-        f"{abs(change):.1%} {side} the published value; {allowed} is allowed because {question.asked.because}"
-    )
+    better = question.better
+    allowed = f"{shown} apart" if better == "equal" else f"{better} is better, {shown} worse"
+    seen = f"{abs(change):.1%} {side} the published value; {allowed} is allowed"
+    return f"{seen} because {question.asked.because}"
 
 
 # A ratio between two points of one run, restated for each doubling of the devices.
@@ -161,7 +159,7 @@ def _ratios(question: Question, found: Sequence[Place]) -> Iterator[Value]:
     if question.metric.better == "higher" and few[0].point.devices < many[0].point.devices:
         kept = kept_per_doubling(few, many).value
         for scaling in (one for one in question.project.metrics.values() if one.between_points):
-            if excess := beyond(kept, scaling, None, per="run"):
+            if excess := beyond(kept, scaling, limit_of(scaling, None, per="run")):
                 why = f"{scaling.title} is {excess}; {few[0].point.id} is too slow"
                 raise NotAskedError(why, condition="bounds")
     sides = [counted(*pair, question.metric, per=claim.per) for pair in (over, under)]
@@ -194,11 +192,9 @@ def _lacks_another(question: Question, found: Sequence[Place]) -> str:
     metric = question.metric
     if len(found) >= (2 if metric.fact or metric.series or question.kind == "parity" else 1):
         return ""
-    if question.kind == "parity":
-        return (
-            f"needs two whole curves, this run has {names_of(found)}; `invoke parity A B` holds two records"
-        )
-    return f"needs two world sizes; this run has {names_of(found)}"
+    needed = "two whole curves" if question.kind == "parity" else "two world sizes"
+    more = "; `invoke parity A B` holds two records" if question.kind == "parity" else ""
+    return f"needs {needed}, this run has {names_of(found)}{more}"
 
 
 def _distances(question: Question, found: Sequence[Place]) -> Iterator[Value]:
@@ -225,20 +221,19 @@ def _held_to_each_other(question: Question, found: Sequence[Value]) -> Compariso
     worst = max(found, key=lambda one: _badness(question, one))
     standing, value = question.limits.standing(worst.interval), worst.interval.value
     if metric.fact:
-        same = f"the {metric.fact} is {'not ' if value else ''}the same at every point"
-        return Comparison(standing, same, worst.interval, worst.place)
-    if metric.series:
-        if math.isnan(value):
-            why = f"the {metric.id} is not a finite number {worst.place}"
-            return Comparison("fails", why, worst.interval, worst.place)
+        seen = f"the {metric.fact} is {'not ' if value else ''}the same at every point"
+    elif metric.series and math.isnan(value):
+        standing, seen = "fails", f"the {metric.id} is not a finite number {worst.place}"
+    elif metric.series:
         seen = f"largest relative difference {value:.2g} {worst.place}, allowed {tolerance:g}"
-        return Comparison(standing, seen, worst.interval, worst.place)
-    apart, _ = largest_difference([(one.interval.value,) for one in found])
-    seen = (
-        f"{question.in_unit(value):.4g} at {worst.place} is farthest from the reference"
-        f" {question.asked.value:g}, allowed {tolerance:g}; the points are {apart:.2g} apart"
-    )
-    return Comparison("fails" if apart > tolerance else standing, seen, worst.interval, worst.place)
+    else:
+        apart, _ = largest_difference([(one.interval.value,) for one in found])
+        standing = "fails" if apart > tolerance else standing
+        seen = (
+            f"{question.in_unit(value):.4g} at {worst.place} is farthest from the reference"
+            f" {question.asked.value:g}, allowed {tolerance:g}; the points are {apart:.2g} apart"
+        )
+    return Comparison(standing, seen, worst.interval, worst.place)
 
 
 # Two ways that give one thing: curves inside the envelope of control runs, or values that agree.
@@ -255,8 +250,8 @@ def _parities(question: Question, found: Sequence[Place]) -> Iterator[Value]:
             raise NotAskedError(f"{one.b} against {one.a}: {one.reason}", condition=condition)
         value = one.distance
         if question.restated:
-            at_start = one.outcome == "start" or one.worst is None
-            value = one.start / one.start_allowed if at_start or one.worst is None else one.worst.share
+            worst = None if one.outcome == "start" else one.worst
+            value = worst.share if worst else one.start / one.start_allowed
         yield Value(exactly(value), f"{one.b} against {one.a} ({one.reason})")
 
 
@@ -278,7 +273,7 @@ def _held_to_envelope(question: Question, values: Sequence[Value]) -> Comparison
 
 def _scored(question: Question) -> list[Place]:
     points = question.record.points
-    return [Place(question.record, point) for point in points if question.measured(point)]
+    return [Place(question.record, point) for point in points if question.found_of(question.asked, point)]
 
 
 def _lacks_score(question: Question, found: Sequence[Place]) -> str:
@@ -292,7 +287,7 @@ def _sides(question: Question) -> list[Place]:
     """Return the points of both sides over the settings that they have in common; raises NotAskedError."""
     claim = question.claim
     assert isinstance(claim, RecordClaim)
-    over, under = (_side(question, number, side) for number, side in enumerate((claim.over, claim.under)))
+    over, under = (_side(question, claim, number) for number in (0, 1))
     common = [name for name in claim.values if name in over and name in under]
     least = len(claim.values) if question.published else min(LEAST_SETTINGS, len(claim.values))
     if len(common) < least:
@@ -302,31 +297,34 @@ def _sides(question: Question) -> list[Place]:
     return [side[name] for side in (over, under) for name in common]
 
 
-def _side(question: Question, number: int, side: ClaimSide) -> dict[str, Place]:
+def _side(question: Question, claim: RecordClaim, number: int) -> dict[str, Place]:
     """Return what a side has by setting; raises NotAskedError where that is of no one machine."""
-    claim, gpus = question.claim, question.project.gpus
-    assert isinstance(claim, RecordClaim)
-    vendor, found = gpus[side.gpu].vendor, dict[str, Place]()
+    side, found = (claim.over, claim.under)[number], dict[str, Place]()
+    vendor = question.project.gpus[side.gpu].vendor
     name_of = str(side) if question.published else f"a {vendor} GPU"
-    neutral = neutral_for(claim, question.recipe, question.project, here=not question.published)
+    neutral = neutral_for(claim, question.record, here=not question.published)
     told_by = {name: value for name, value in side.settings.items() if reason_for(neutral, name) is None}
     for record in question.records:
-        point = _of_side(question, side, record)
-        if point is None:
+        as_published = record.gpu and record.gpu.id == side.gpu and side.stack in (None, record.plan.stack)
+        if record.gpu is None or record.plan.vendor != vendor or (question.published and not as_published):
             continue
-        own = record.settings(point)
-        if any(own.get(name, ABSENT) != value for name, value in told_by.items()):
+        named = [place.point for place in points_called(side.point or claim.point, record, None)]
+        points = named if question.published or claim.measurement else record.points
+        point = max(points, key=lambda one: one.devices, default=None)
+        own = record.settings(point) if point else {}
+        if point is None or any(own.get(name, ABSENT) != value for name, value in told_by.items()):
             continue
         setting = record.terms(point).settings[claim.setting] if claim.setting else claim.point
         if setting in found:
-            why = f"more than one record of {name_of}{_for(claim, [setting])}"
-            raise NotAskedError(why, condition="points")
+            which = f" for {claim.setting} {setting}" if claim.setting else ""
+            raise NotAskedError(f"more than one record of {name_of}{which}", condition="points")
         if setting in claim.values:
             found[setting] = Place(record, point, number, setting)
     absent = [name for name in claim.values if name not in found]
     if not found or (question.published and absent):
         nowhere = question.recipe.published.nowhere.get(side.stack or "") if question.published else None
-        lack = f"no record at {side.point or claim.point} of {name_of}{_for(claim, absent)}"
+        which = f" for {claim.setting} {', '.join(absent)}" if claim.setting else ""
+        lack = f"no record at {side.point or claim.point} of {name_of}{which}"
         why = f"{lack}, and there can be none: {nowhere}" if nowhere else lack
         raise NotAskedError(why, condition="hardware")
     machines = sorted({hardware(one.record) for one in found.values()})
@@ -334,24 +332,6 @@ def _side(question: Question, number: int, side: ClaimSide) -> dict[str, Place]:
         why = f"the records of {vendor} are of several machines: {', '.join(machines)}"
         raise NotAskedError(why, condition="hardware")
     return found
-
-
-def _of_side(question: Question, side: ClaimSide, record: Judged):  # type: ignore[no-untyped-def]
-    """Return the largest point of a record of a side's GPU and stack, or restated of a GPU of its vendor."""
-    claim, gpu = question.claim, record.gpu
-    of_stack = side.stack in (None, record.plan.stack)
-    if gpu is None or (question.published and (gpu.id != side.gpu or not of_stack)):
-        return None
-    if record.plan.vendor != question.project.gpus[side.gpu].vendor:
-        return None
-    found = [place.point for place in points_called(side.point or claim.point or "", record, None)]
-    points = found if question.published or claim.measurement else record.points
-    return max(points, key=lambda one: one.devices, default=None)
-
-
-def _for(claim: RecordClaim, names: Sequence[str]) -> str:
-    """Return the words that say which records of a side are meant; none where a side has one."""
-    return f" for {claim.setting} {', '.join(names)}" if claim.setting else ""
 
 
 def _between(question: Question, found: Sequence[Place]) -> Iterator[Value]:
@@ -368,10 +348,9 @@ def _between(question: Question, found: Sequence[Place]) -> Iterator[Value]:
 
 def _held_to_mean(question: Question, found: Sequence[Value]) -> Comparison:
     """Hold the mean of the ratios against the published one."""
-    assert isinstance(question.claim, RecordClaim)
     whole = mean([one.interval for one in found])
     each = ", ".join(f"{one.place} {one.interval.value:.3f}" for one in found)
-    place = f"the mean of {each}" if question.claim.setting else each
+    place = f"the mean of {each}" if getattr(question.claim, "setting", None) else each
     return Comparison(question.limits.standing(whole), _distance(question, whole), whole, place)
 
 
@@ -402,8 +381,10 @@ class Asked(Question):
 
     @cached_property
     def apart(self) -> Apart:
-        """How its points stand to the configuration of the claim."""
-        return self.apart_of(self.places)
+        """How its points, or all that were planned, stand to the configuration of the claim."""
+        planned = [place.point.planned for place in self.places] or self.record.plan.points
+        meant = self.named[0] if self.named and self.places else ""
+        return apart_from(self.claim, self.record, planned, meant=meant, here=not self.published)
 
     @cached_property
     def values(self) -> list[Value]:

@@ -35,40 +35,42 @@ class ClaimOutlook(Frozen):
 
 def outlook(plan: Plan, project: Project) -> tuple[ClaimOutlook, ...]:
     """Return for each claim about one record whether a run of a plan will answer it; runs nothing."""
-    recipe = project.recipe(plan.recipe)
-    gpu = project.gpus.get(plan.gpu) if plan.gpu else None
+    record = planned(plan, project)
+    return tuple(_of_claim(claim, record) for claim in record.recipe.published.claim)
+
+
+def planned(plan: Plan, project: Project) -> Judged:
+    """Return the record that a plan will have, without a number."""
     described, points = plan.description.points, []
-    for planned in plan.points:
-        leg = described[planned.id].leg
+    for point in plan.points:
+        leg = described[point.id].leg
         name = "a processor" if leg and leg.processor else plan.gpu or plan.vendor
-        result = Result(point=planned.id, device_name=name, libraries={})
-        sent = PointRecord(id=planned.id, hosts=(), result=result)
-        points.append(MeasuredPoint(planned=planned, sent=sent))
+        result = Result(point=point.id, device_name=name, libraries={})
+        points.append(MeasuredPoint(planned=point, sent=PointRecord(id=point.id, hosts=(), result=result)))
     nodes = Allocation(scheduler=plan.scheduler, nodes=("a node",))
     known: dict[str, Any] = {"plan": plan, "allocation": nodes, "points": ()}
-    record = Judged(
+    return Judged(
         record=Record.model_construct(**known),
         project=project,
-        recipe=recipe,
+        recipe=project.recipe(plan.recipe),
         workload=load_workload(plan.workload),
-        gpu=gpu,
+        gpu=project.gpus.get(plan.gpu) if plan.gpu else None,
         points=tuple(points),
     )
-    return tuple(_of_claim(claim, record) for claim in recipe.published.claim)
 
 
 def _of_claim(claim: Claim, record: Judged) -> ClaimOutlook:
-    unmet = written(claim)
-    asked: list[tuple[str, Claim | Restatement]] = [("as published", claim)]
+    asked: dict[str, Claim | Restatement] = {"as published": claim}
     if claim.here is not None or claim.hardware is None:
-        asked.append(("here", claim.here or claim))
-    for how, statement in asked:
+        asked["here"] = claim.here or claim
+    missing: list[Condition] = []
+    for how, statement in asked.items():
         question = _Planned(claim=claim, records=(record,), asked=statement, published=how != "here")
-        missing = [one for one in _conditions(question) if not one.met] if unmet.met else [unmet]
+        missing = [one for one in _conditions(question) if not one.met]
         if not missing:
             return ClaimOutlook(claim=claim.id, answered=True, how=how)
-        missing.sort(key=lambda one: CONDITIONS.index(one.name))
-    return ClaimOutlook(claim=claim.id, answered=False, how=missing[0].seen)
+    first = min(missing, key=lambda one: CONDITIONS.index(one.name))
+    return ClaimOutlook(claim=claim.id, answered=False, how=first.seen)
 
 
 class _Planned(Asked):
@@ -83,6 +85,7 @@ class _Planned(Asked):
 def _conditions(question: Asked) -> Iterator[Condition]:
     """Yield the conditions that a plan decides."""
     record, metric = question.record, question.project.metrics[question.claim.metric]
+    yield written(question.claim)
     yield from (one for one in before(question) if question.kind != "score" or one.name != "points")
     if question.claim.kind not in ("invariant", "parity") or not metric.series:
         return

@@ -86,12 +86,10 @@ def held_between(
     return tuple(found)
 
 
-def curves_of(
-    record: Judged,
-) -> list[tuple[str, tuple[float, ...], tuple[tuple[float, ...], ...]]]:
-    """Return each whole curve of a record: name of its point, losses, and those of its control runs."""
-    asked = ((point, record.terms(point).curves.get(METRIC)) for point in record.whole or record.points)
-    return [(point.id, one.values, one.controls) for point, one in asked if one]
+def curves_of(record: Judged) -> list[tuple[str, ControlledCurve]]:
+    """Return each whole curve of losses of a record, with the name of its point."""
+    asked = ((point.id, record.terms(point).curves.get(METRIC)) for point in record.whole or record.points)
+    return [(name, one) for name, one in asked if one]
 
 
 def _doubt(a: tuple[Judged, MeasuredPoint], b: tuple[Judged, MeasuredPoint], metric: Metric) -> str | None:
@@ -115,9 +113,7 @@ def _pairs(a: Judged, b: Judged, points: Sequence[str]) -> list[tuple[MeasuredPo
         return [(_named(a, points[0]), _named(b, points[1]))]
     whole_a, whole_b = (record.whole or record.points for record in (a, b))
     same = [(one, other) for one in whole_a for other in whole_b if one.id == other.id]
-    if same or not (whole_a and whole_b):
-        return same
-    return [(whole_a[-1], whole_b[-1])]
+    return same or ([(whole_a[-1], whole_b[-1])] if whole_a and whole_b else [])
 
 
 def _named(record: Judged, name: str) -> MeasuredPoint:

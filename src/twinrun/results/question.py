@@ -17,7 +17,6 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.protocol.intervals import Interval, Limits, interval_of, quotient
 from twinrun.protocol.measurements import Measurement, Per
-from twinrun.results.configuration import Apart, apart_from
 from twinrun.results.judged import Judged, gpus_of
 from twinrun.results.verdicts import NotAskedError
 from twinrun.workloads.workload import MeasuredPoint
@@ -163,10 +162,6 @@ class Question:
         found = [PLACE.fullmatch(name) for name in self.named]
         return all(one and one["case"] is None for one in found)
 
-    def measured(self, point: MeasuredPoint) -> Measurement | None:
-        """Return the measurement of a point that the statement is about."""
-        return self.found_of(self.asked, point)
-
     def found_of(self, asked: AnyClaim | Restatement, point: MeasuredPoint) -> Measurement | None:
         """Return the measurement of a point that a claim, or its restatement, is about."""
         found = [one for one in point.measurements if one.metric == asked.metric]
@@ -197,35 +192,6 @@ class Question:
     def in_unit(self, value: float) -> float:
         """Return a canonical value in the unit that is shown."""
         return value if self.is_ratio else self.metric.in_unit(value, self.unit)
-
-    def apart_of(self, places: Sequence[Place]) -> Apart:
-        """Return how the points, or all that were planned, stand to the configuration of the claim."""
-        planned = [place.point.planned for place in places] or self.record.plan.points
-        return apart_from(
-            self.claim,
-            self.recipe,
-            self.record.plan,
-            planned,
-            self.project,
-            meant=self.named[0] if self.named and places else "",
-            here=not self.published,
-            known=self.record.known,
-        )
-
-    def apart_at(self, place: Place, claim: RecordClaim) -> Apart:
-        """Return how a point of a side stands to the configuration of a claim between records."""
-        return apart_from(
-            claim,
-            self.recipe,
-            place.record.plan,
-            [place.point.planned],
-            self.project,
-            meant=claim.point,
-            here=not self.published,
-            setting=place.setting if claim.setting else None,
-            side=(claim.over, claim.under)[place.side],
-            known=place.record.known,
-        )
 
 
 def counted(place: Place, found: Measurement, metric: Metric, *, per: Per) -> Interval:

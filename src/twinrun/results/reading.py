@@ -1,22 +1,26 @@
-"""Records read from files: the one place where a record comes in."""
+"""Records read from files, the one place where a record comes in, and who signed and confirms them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import parse_json, read_regular, real, sha256_of_file
-from twinrun.foundation.manifest import MAX_JSON_BYTES, validate
+from twinrun.foundation.manifest import MAX_JSON_BYTES, Frozen, validate
 from twinrun.foundation.signatures import SUFFIX, UNSIGNED, demand_signed, signature_in, signed_by, signers_of
+from twinrun.foundation.text import number
 from twinrun.planning.project import Project
 from twinrun.results.judge import judged
-from twinrun.results.judged import Judged
+from twinrun.results.judged import Judged, gpus_of
 from twinrun.results.record import MAJOR, MINOR, Record, content_digest
+from twinrun.results.verdicts import HOLDS, Verdict
 
+SIGNED = "signed by "
 HINT = "name a run folder of runs/, or a record of recipes/RECIPE/results"
 
 
@@ -57,19 +61,11 @@ def read_content(content: Any, *, place: str) -> Record:
             allowed=f"{MAJOR}.0 to {MAJOR}.{MINOR}",
             hint="a newer twinrun reads newer records; run the recipe again for what an older one wrote",
         )
-    try:
-        # The digest is of the file's own content: keys that the schema has gained since do not count.
-        found = content_digest(content)
-    except UnicodeEncodeError:
-        raise InputError("not a record: half a character", place=place, hint=HINT) from None
-    if found != content["sha256"]:
-        raise InputError(
-            "the record was changed after it was written",
-            place=place,
-            found=f"content {found[:12]}",
-            allowed=f"content {str(content['sha256'])[:12]}, as the record says of itself",
-            hint="compare the untouched file; a record is never edited",
-        )
+    # The digest is of the file's own content: keys that the schema has gained since do not count.
+    if (found := content_digest(content)) != content["sha256"]:
+        message, hint = "the record was changed after it was written", "a record is never edited"
+        allowed = f"content {str(content['sha256'])[:12]}, as the record says of itself"
+        raise InputError(message, place=place, found=f"content {found[:12]}", allowed=allowed, hint=hint)
     try:
         return validate(content, Record, place=place)
     except InputError as error:
@@ -131,9 +127,94 @@ def read_records(paths: Sequence[Path], project: Project) -> list[Judged]:
     if len(recipes) > 1:
         raise InputError("the records are of different recipes", found=recipes, allowed="one recipe")
     if not records[0].recipe.published.between_records:
-        raise InputError(
-            "the recipe has no claim between records",
-            place=f"recipes/{recipes[0]}/published.toml:between_records",
-            hint="leave --claims out: `invoke report` judges the other claims",
-        )
+        place = f"recipes/{recipes[0]}/published.toml:between_records"
+        hint = "leave --claims out: `invoke report` judges the other claims"
+        raise InputError("the recipe has no claim between records", place=place, hint=hint)
     return records
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun:
+    """A judged record, and where what is written of it goes."""
+
+    record: Judged
+    folder: Path
+    """Run folder; of a committed record, the folder of `runs/` for all that is written of it."""
+    file: Path
+    """File of the record."""
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the record lies apart from the other files of its run."""
+        return self.file.parent != self.folder
+
+
+def read_run(path: Path, project: Project) -> FinishedRun:
+    """Read a record file, or the record of a run folder, and judge it; raises InputError as `read_record`."""
+    record = read_record(path, project)
+    file = path / "record.json" if path.is_dir() else path
+    own = (file.parent / "record.json").is_file()
+    folder = file.parent if own else project.root / "runs" / record.plan.recipe / file.stem
+    return FinishedRun(record=record, folder=folder, file=file)
+
+
+class Confirmation(Frozen):
+    """What a second record says of one verdict."""
+
+    claim: str
+    confirmed: bool
+    why: str
+
+
+def confirmations(a: Judged, b: Judged) -> tuple[Confirmation, ...]:
+    """Return for each verdict of A that holds whether B confirms it, and why or why not."""
+    apart, found = _apart(a, b), []
+    for verdict in (one for one in a.verdicts if one.final in HOLDS):
+        lacking = apart or _lacking(a, b, verdict)
+        why = lacking or f"{b.run}, {b.signer}, agrees within both spreads"
+        found.append(Confirmation(claim=verdict.claim, confirmed=not lacking, why=why))
+    return tuple(found)
+
+
+def confirmed_by(found: Judged) -> dict[str, str]:
+    """Return the claims that a committed record of the same recipe confirms, each with its signer."""
+    signed = found.signer.startswith(SIGNED)
+    files = found.project.results(found.recipe) if signed else ()
+    confirmed: dict[str, str] = {}
+    for other in (read_record(file, found.project) for file in files):
+        signer = other.signer.removeprefix(SIGNED)
+        confirmed |= {one.claim: signer for one in confirmations(found, other) if one.confirmed}
+    return confirmed
+
+
+def _apart(a: Judged, b: Judged) -> str:
+    """Return why no verdict of A can be confirmed by B, empty where one can."""
+    for side in (a, b):
+        if not side.signer.startswith(SIGNED):
+            return f"{side.run} is {side.signer}, and both must be signed by somebody who is known"
+    if a.signer == b.signer:
+        return f"both are {a.signer}: a second signer confirms"
+    for mine, theirs in ((a.plan.recipe, b.plan.recipe), (gpus_of(a), gpus_of(b))):
+        if mine != theirs:
+            return f"they are of {mine} and {theirs}"
+    same = a.run == b.run or [one.result for one in a.points] == [one.result for one in b.points]
+    return "both are of one run" if same else ""
+
+
+def _lacking(a: Judged, b: Judged, verdict: Verdict) -> str:
+    """Return what keeps a verdict from being confirmed: another outcome, other points, other numbers."""
+    other = next((one for one in b.verdicts if one.claim == verdict.claim), None)
+    if other is None or other.final not in HOLDS:
+        return f"there it is {other.final if other else 'not asked'}"
+    said = verdict.here or verdict
+    metrics = {verdict.metric, said.metric}
+    for name in said.points:
+        mine, theirs = a.point(name), b.point(name)
+        if theirs is None or mine is None:
+            return f"it has no point {name}"
+        for one in (one for one in mine.measurements if one.metric in metrics):
+            beside = theirs.measurement(one.id)
+            if beside is None or not one.overlaps(beside):
+                ends = f"{number(beside.low)} to {number(beside.high)}" if beside else "nothing"
+                return f"{one.id} at {name} is {number(one.low)} to {number(one.high)} and there {ends}"
+    return ""

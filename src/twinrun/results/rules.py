@@ -130,22 +130,22 @@ def _other(device: NodeDevice, gpu: Gpu) -> str:
 
 def _stack(found: Judged) -> Iterator[Finding]:
     """Yield a PyTorch of another release than that of the stack."""
-    version, locked = found.record.libraries.get(TORCH), _locked(found)
-    if version is not None and locked and not any(_release(version) == _release(one) for one in locked):
+    version, locked = _torch(found)
+    if locked and _release(version) not in map(_release, locked):
         allowed = f"{shown(locked)}, which the stack {found.plan.stack} locks"
         yield Finding(what="PyTorch", found=version, allowed=allowed)
 
 
-def _locked(found: Judged) -> tuple[str, ...]:
-    """Return the versions of PyTorch that a stack locks; none of a stack that is no more."""
+def _torch(found: Judged) -> tuple[str, tuple[str, ...]]:
+    """Return the PyTorch that ran and those that the stack locks; none of a stack that is no more."""
+    version, locked = found.record.libraries.get(TORCH, ""), tuple[str, ...]()
     with contextlib.suppress(InputError, OSError):
-        project = found.project
-        return tuple(project.stack(found.plan.stack).locked(project.root).get(TORCH, ()))
-    return ()
+        locked = tuple(found.project.stack(found.plan.stack).locked(found.project.root).get(TORCH, ()))
+    return version, locked if version else ()
 
 
-def _release(version: str) -> tuple[str, ...]:
-    return tuple(version.partition("+")[0].split(".")[:2])
+def _release(version: str) -> list[str]:
+    return version.partition("+")[0].split(".")[:2]
 
 
 def doubts(found: Judged) -> Iterator[str]:
@@ -163,14 +163,11 @@ def doubts(found: Judged) -> Iterator[str]:
         yield f"packages beside the lock: {words}{f' and {more} more' if more > 0 else ''}"
     if environment.changed_files:
         yield f"files of the environment were changed: {shown(list(environment.changed_files)[:NAMED])}"
-    version, locked = found.record.libraries.get(TORCH), _locked(found)
-    if version is not None and locked and not _is_locked(version, locked):
+    version, locked = _torch(found)
+    # A lock of the package index names no build.
+    number, _, build = version.partition("+")
+    builds = {*locked, *(one.partition("+")[0] for one in locked if not build)}
+    if locked and builds.isdisjoint((version, number)):
         yield f"PyTorch {version} is not the locked build, {shown(locked)}"
     if len({one.software_sha256 for one in found.record.allocation.reports.values()}) > 1:
         yield "the nodes have different software"
-
-
-def _is_locked(version: str, locked: tuple[str, ...]) -> bool:
-    """Say whether a build is the locked one; a lock of the package index names no build."""
-    number, _, build = version.partition("+")
-    return any(one in (version, number) or (not build and one.partition("+")[0] == number) for one in locked)

@@ -83,21 +83,16 @@ def add_submission(file: Path, recipe: str, project: Project) -> tuple[Path, Jud
 
 def _demand_takeable(found: Judged, place: str) -> None:
     """Raise InputError for a record that no results folder takes."""
-    model, revision, changed = (
-        found.description.model,
-        found.record.revision,
-        found.environment.changed_files,
-    )
+    model, revision = found.description.model, found.record.revision
     allowed, hint = "a repository at a commit, which others can score too", None
     if model and not isinstance(model, RepositoryModel):
         message, seen = "the model lies on one machine", in_words(model)
     elif not found.devices:
         message, seen, allowed = "no GPU ran", found.node.cpu, "a record of a GPU"
     elif found.plan.scale == "smoke":
-        message, seen = "a smoke run says nothing of the hardware", "smoke"
-        allowed = "node or paper"
-    elif changed:
-        message, seen, allowed = "files of its environment were changed", ", ".join(changed), "none"
+        message, seen, allowed = "a smoke run says nothing of the hardware", "smoke", "node or paper"
+    elif changed := ", ".join(found.environment.changed_files):
+        message, seen, allowed = "files of its environment were changed", changed, "none"
         hint = "install the environment again, and run again"
     elif revision.commit is None or revision.changes_sha256 is not None:
         message, allowed = "not the run of a clean commit", "a commit without changes"

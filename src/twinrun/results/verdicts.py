@@ -107,16 +107,6 @@ class Verdict(Frozen):
         return self.model_dump(mode="json") | {"final": self.final, "why": self.why}
 
     @property
-    def apart(self) -> tuple[str, ...]:
-        """Circumstances and fields in which the run differs from the published one, where that was asked."""
-        return self.here.departures if self.here else self.departures
-
-    @property
-    def judged_at(self) -> tuple[str, ...]:
-        """Points of the run that the outcome that counts is about."""
-        return self.here.points if self.here else self.points
-
-    @property
     def obstacle(self) -> Condition | None:
         """The condition that decided, None where all are met; `samples` means that the claim is undecided."""
         found = self.here.conditions if self.here else self.conditions

@@ -26,9 +26,9 @@ from twinrun.foundation.locks import locked
 from twinrun.machine.architecture import architectures_needed
 from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Allocation
-from twinrun.results.finished_run import FinishedRun
 from twinrun.results.judge import judged
 from twinrun.results.judged import measured_points
+from twinrun.results.reading import FinishedRun
 from twinrun.results.record import Environment, Record, write_record
 from twinrun.runs.checkpointing import demand_signatures
 from twinrun.runs.data import prepared_data, take_documents
