@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,30 +134,36 @@ class RunningRegistry:
 
 
 class RegistryProxy(socketserver.BaseRequestHandler):
-    """Passes requests on to a registry, each on a connection of its own, and may spoil what comes back."""
+    """Passes requests on to a registry, each on a connection of its own, and cuts what comes back."""
 
     target: str
-    spoil: Callable[[int, bytes], bytes]
-    count: list[int]
+    spoilt: bytes
 
     def handle(self) -> None:
         host, _, port = self.target.partition(":")
-        number = len(self.count)
-        self.count.append(number)
-        request = self.request.recv(65536)
         with contextlib.suppress(OSError), socket.create_connection((host, int(port))) as behind:
-            behind.sendall(request)
-            answer = b""
-            while chunk := behind.recv(65536):
-                answer += chunk
-            self.request.sendall(type(self).spoil(number, answer))
+            first = self.request.recv(65536)
+            behind.sendall(first)
+            sending = threading.Thread(target=_pass_on, args=(self.request, behind))
+            sending.start()
+            if first.startswith(self.spoilt):
+                self.request.sendall(behind.recv(65536)[:20])
+            else:
+                _pass_on(behind, self.request)
+            self.request.shutdown(socket.SHUT_RDWR)
+            sending.join()
+
+
+def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while chunk := source.recv(65536):
+            target.sendall(chunk)
 
 
 @contextlib.contextmanager
-def wire(registry: RunningRegistry, spoil: Callable[[int, bytes], bytes]) -> Iterator[str]:
-    handler = type(
-        "Handler", (RegistryProxy,), {"target": registry.host, "spoil": staticmethod(spoil), "count": []}
-    )
+def wire(registry: RunningRegistry, spoilt: bytes) -> Iterator[str]:
+    """Yield the address of a registry whose answers are cut where a request begins with `spoilt`."""
+    handler = type("Handler", (RegistryProxy,), {"target": registry.host, "spoilt": spoilt})
     with serve(socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler)) as port:
         yield f"127.0.0.1:{port}"
 

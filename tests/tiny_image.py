@@ -14,11 +14,11 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-import docker
 from docker import DockerClient
-from docker.errors import DockerException
 
 SECONDS = 60
 # A machine may itself be a container: its limits cannot be raised, and crun knows no mixed control groups.
@@ -28,6 +28,8 @@ default_ulimits = []
 [engine]
 runtime = "runc"
 """
+# Podman takes no run root of more than 50 characters, which folders of parallel tests have.
+STORAGE = '[storage]\ndriver = "overlay"\ngraphroot = "{}/root"\nrunroot = "{}/run"\n'
 
 
 def make_root_file_system(tar: Path) -> Path:
@@ -61,17 +63,21 @@ def write_image(archive: Path, *, layer: Path, name: str, labels: Mapping[str, s
         stream.add(layer, "layer.tar")
 
 
+def podman_variables(folder: Path) -> dict[str, str]:
+    """Return the settings of the service in `folder`, by which Podman's own client works beside it."""
+    files = {"CONTAINERS_CONF": "containers.conf", "CONTAINERS_STORAGE_CONF": "storage.conf"}
+    return {name: str(folder / file) for name, file in files.items()}
+
+
 @contextlib.contextmanager
 def podman(folder: Path) -> Iterator[str]:
     """Start Podman's Docker-compatible service with images of its own, and yield its address."""
-    # Podman takes no run root of more than 50 characters, which folders of parallel tests have.
     short = Path(tempfile.mkdtemp(prefix="podman-"))
-    storage = ["--root", str(folder / "root"), "--runroot", str(short / "run")]
     address = f"unix://{folder}/podman.sock"
-    configuration = folder / "containers.conf"
-    configuration.write_text(PODMAN, encoding="utf-8")
-    command = ["podman", *storage, "system", "service", "--time=0", address]
-    service = subprocess.Popen(command, env=os.environ | {"CONTAINERS_CONF": str(configuration)})
+    variables = os.environ | podman_variables(folder)
+    (folder / "containers.conf").write_text(PODMAN, encoding="utf-8")
+    (folder / "storage.conf").write_text(STORAGE.format(folder, short), encoding="utf-8")
+    service = subprocess.Popen(["podman", "system", "service", "--time=0", address], env=variables)
     try:
         await_daemon(address)
         yield address
@@ -79,7 +85,8 @@ def podman(folder: Path) -> Iterator[str]:
         service.terminate()
         service.wait(SECONDS)
         # What overlays leave mounted, only Podman itself can take away.
-        subprocess.run(["podman", *storage, "system", "reset", "--force"], check=True, timeout=5 * SECONDS)
+        reset = ["podman", "system", "reset", "--force"]
+        subprocess.run(reset, env=variables, check=True, timeout=5 * SECONDS)
         for left in (folder, short):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -130,19 +137,24 @@ exec dockerd --host unix:///sock/docker.sock
 
 
 def await_daemon(address: str) -> None:
+    """Wait until the daemon behind a socket answers."""
     deadline = time.monotonic() + SECONDS
-    while True:
+    while not _answers(address.removeprefix("unix://")):
+        assert time.monotonic() < deadline, f"nothing answers at {address}"
+        time.sleep(0.1)
+
+
+def _answers(path: str) -> bool:
+    connection = HTTPConnection("localhost", timeout=SECONDS)
+    with contextlib.closing(connection), socket.socket(socket.AF_UNIX) as stream:
+        stream.settimeout(SECONDS)
         try:
-            # The SDK leaves sockets that could not connect to the collector.
-            with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
-                probe.connect(address.removeprefix("unix://"))
-            client = docker.DockerClient(base_url=address, timeout=SECONDS)
-            client.ping()
-        except (DockerException, OSError):
-            assert time.monotonic() < deadline, f"nothing answers at {address}"
-            time.sleep(0.1)
-        else:
-            return client.close()
+            stream.connect(path)
+            connection.sock = stream
+            connection.request("GET", "/_ping")
+            return connection.getresponse().status == HTTPStatus.OK
+        except (HTTPException, OSError):
+            return False
 
 
 @contextlib.contextmanager

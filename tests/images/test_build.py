@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import gc
 import json
 import os
 import signal
@@ -25,7 +24,7 @@ from docker import DockerClient
 
 from tests.registries import RunningRegistry, wire
 from tests.tiny_build import SECONDS, another, answer, arguments, build, environment, relock
-from tests.tiny_image import await_daemon, containerd_store, podman
+from tests.tiny_image import await_daemon, containerd_store, podman, podman_variables
 from tests.tiny_stack import STACK, Checkout
 from twinrun.execution.engines import load_engine
 from twinrun.images.engine import find_client
@@ -64,9 +63,7 @@ def test_without_a_network_the_image_is_built(
     output = client.containers.run(facts["Id"], ["python3", "-c", program], remove=True, network_mode="none")
     assert output.decode().split() == ["1.0", "1000", "/opt/twinrun/python/bin/python3", "None"]
     assert "[python 1/1]" in (Path(built["folder"]) / "build.log").read_text(encoding="utf-8")
-    started = time.monotonic()
     again = answer(build(checkout, "--json"))["built"]
-    assert time.monotonic() - started < 10
     assert (again["id"], again["fresh"]) == (built["built"]["id"], False)
 
 
@@ -103,12 +100,12 @@ def test_another_engine_builds_the_same_image(
     # The root file system is the one thing that an engine has no part in.
     (tmp_path / "there/cache/roots").symlink_to(checkout.root.parent / "cache/roots")
     (tmp_path / "engine").mkdir()
-    # Podman's own client builds, with the settings that its service has here.
-    settings = {"CONTAINERS_CONF": f"{tmp_path}/engine/containers.conf"}
+    # Podman's own client builds and measures.
+    settings = podman_variables(tmp_path / "engine")
     with start(tmp_path / "engine") as address:
         there = answer(build(other, "--json", DOCKER_HOST=address, **settings))["built"]
         assert (there["id"], there["layers"]) == (built["built"]["id"], built["built"]["layers"])
-        again = answer(build(other, "--json", DOCKER_HOST=address))["built"]
+        again = answer(build(other, "--json", DOCKER_HOST=address, **settings))["built"]
         assert (again["id"], again["fresh"]) == (there["id"], False)
         engine: DockerClient = docker.DockerClient(base_url=address, timeout=SECONDS)
         # What somebody adds to the configuration is another image.
@@ -279,8 +276,6 @@ def small_engine(folder: Path, megabytes: int) -> Iterator[tuple[str, subprocess
         engine = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         await_daemon(address)
-        # The SDK leaves sockets that could not connect to the collector.
-        gc.collect()
         yield address, engine
     finally:
         engine.terminate()
@@ -288,7 +283,6 @@ def small_engine(folder: Path, megabytes: int) -> Iterator[tuple[str, subprocess
         subprocess.run(["umount", "--recursive", "--lazy", str(data)], check=False)
 
 
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @pytest.mark.needs("root")  # to mount a small disk
 def test_an_engine_that_is_killed_leaves_nothing(checkout: Checkout, tmp_path: Path) -> None:
     slow = another(checkout, tmp_path / "project", instead=(STAGE, f"{STAGE}RUN sleep 600\n"))
@@ -312,7 +306,6 @@ STEPS = [STAGE, "FROM root AS compiled\n"]
 
 
 @pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @pytest.mark.needs("root")  # to mount a small disk
 @pytest.mark.parametrize("stage", STEPS, ids=["python", "compiled"])
 def test_a_disk_that_fills_up_in_the_middle(checkout: Checkout, tmp_path: Path, stage: str) -> None:
@@ -384,15 +377,12 @@ def test_what_is_saved_is_a_layout_with_all_that_a_build_needs(
 
 
 @pytest.mark.needs("docker-registry")
-@pytest.mark.parametrize("answers", [1, 4])
+@pytest.mark.parametrize("spoilt", [b"GET /v2/ ", b"PUT /v2/stacks/tiny/manifests/"], ids=["first", "last"])
 def test_a_registry_that_dies_in_the_middle_leaves_nothing(
-    client: DockerClient, checkout: Checkout, built: dict[str, Any], tmp_path: Path, answers: int
+    client: DockerClient, checkout: Checkout, built: dict[str, Any], tmp_path: Path, spoilt: bytes
 ) -> None:
-    def spoil(number: int, answer: bytes) -> bytes:
-        return answer if number < answers else answer[:20]
-
     before = sorted(client.images.get(built["built"]["id"]).tags)
-    with RunningRegistry(tmp_path) as registry, wire(registry, spoil) as host:
+    with RunningRegistry(tmp_path) as registry, wire(registry, spoilt) as host:
         refused = build(checkout, "--push", f"{host}/stacks/tiny")
         assert (refused.returncode, "cannot push" in refused.stderr) == (3, True), refused.stderr
         refused = pull(checkout, f"{host}/stacks/tiny@sha256:{'0' * 64}")

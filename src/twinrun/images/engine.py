@@ -34,7 +34,7 @@ _CLIENTS = "install podman beside its service; or docker.io, or docker-ce-cli wi
 _FIRST_MAJOR_WITH_PLUGIN = 23
 # The engine's address, and nothing that could reach a layer: no proxies, tokens or user's configuration.
 _INHERITED = re.compile(
-    r"PATH|LANG|LC_ALL|DOCKER_HOST|DOCKER_TLS_VERIFY|DOCKER_CERT_PATH|XDG_RUNTIME_DIR|CONTAINERS_CONF"
+    r"PATH|LANG|LC_ALL|DOCKER_HOST|DOCKER_TLS_VERIFY|DOCKER_CERT_PATH|XDG_RUNTIME_DIR|CONTAINERS_(?:STORAGE_)?CONF"
 )
 # The engine unpacks, compresses or sends gigabytes before it answers.
 _TIMEOUT_SECONDS = 3600
@@ -134,7 +134,8 @@ def _environment(home: Path) -> dict[str, str]:
         plugins.symlink_to(configuration / "cli-plugins")
     # The user's configuration, such as proxies, would reach every step; an attestation would be no layer.
     own = {"DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
-    return inherited | own | {"DOCKER_CONFIG": str(home), "HOME": str(home)}
+    # Podman knows a step by its text, whatever files it is given, and writes no archive of one that it knows.
+    return inherited | own | {"BUILDAH_LAYERS": "false", "DOCKER_CONFIG": str(home), "HOME": str(home)}
 
 
 @contextlib.contextmanager
