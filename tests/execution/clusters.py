@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from twinrun.execution.engine import NodeCommand
+from twinrun.execution.schedulers import Submission, load_scheduler
+from twinrun.execution.task import Task
+from twinrun.foundation.errors import TwinrunError
 from twinrun.images import local_cluster
 from twinrun.manifests.cluster import LoadedSite, load_site
 
@@ -48,6 +53,46 @@ def until(reached: Callable[[], object], *, pause: float = 0.2) -> float:
         assert time.monotonic() - start < SECONDS
         time.sleep(pause)
     return time.monotonic() - start
+
+
+def program(text: str, *words: str) -> NodeCommand:
+    """Return the command that runs a Python program on a node."""
+    return NodeCommand(arguments=(sys.executable, "-c", text, *words), variables={}, folder=Path("/"))
+
+
+def handed(site: LoadedSite, run: Path, command: NodeCommand) -> Submission:
+    """Return the job of two nodes that run a command."""
+    task = Task(
+        point="nodes=2", nodes=2, ranks_per_node=1, cores_per_rank=site.site.rank_cores, commands=(command,)
+    )
+    (run / "log").mkdir(parents=True, exist_ok=True)
+    scheduler = load_scheduler(site.site.scheduler, site=site)
+    return scheduler.submit(task, run=run, logs=run / "log", start=lambda one, log: pytest.fail("here"))
+
+
+def ended(job: Submission) -> TwinrunError | int:
+    """Return how a job ends."""
+    found: list[TwinrunError | int] = []
+
+    def over() -> bool:
+        try:
+            status = job.poll()
+        except TwinrunError as error:
+            found.append(error)
+        else:
+            found.extend([] if status is None else [status])
+        return bool(found)
+
+    until(over)
+    return found[0]
+
+
+def trained(folder: Path, site: str, engine: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a training of four steps on two nodes."""
+    sets = [word for pair in ("steps=4", "warmup_steps=1", "nodes=2") for word in ("--set", pair)]
+    given = ["--cluster", site, "--engine", engine, "--out", str(folder), "--json", *options, *sets]
+    command = [sys.executable, "-m", "twinrun", "run", "recipes/mpt7b-scaling", *given]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=SECONDS)
 
 
 def docker(*words: str) -> None:

@@ -31,8 +31,7 @@ from twinrun.execution.launchers import LAUNCHERS as KNOWN
 from twinrun.execution.launchers import load_launcher
 from twinrun.execution.ranks import Launch, RankCommands
 from twinrun.execution.schedulers import SCHEDULERS, load_scheduler
-from twinrun.execution.schedulers.slurm import parse_job
-from twinrun.foundation.errors import InputError, MachineError, RunError
+from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import validate
 from twinrun.manifests.cluster import ClusterTable, LoadedSite, Site
 from twinrun.manifests.vendor import load_gpus, load_vendors
@@ -237,53 +236,39 @@ def test_pyxis_starts_under_srun_alone() -> None:
         script("srun", engine="pyxis", root=Path("/shared/a,b"))
 
 
+def run_here(made: str, folder: Path, fakes: str = FAKES) -> subprocess.CompletedProcess[str]:
+    """Run a script, whose scheduler is played, with the programs of `folder` first."""
+    (folder / "run" / "log" / "nodes=2").mkdir(parents=True, exist_ok=True)
+    told = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
+    return subprocess.run(["bash"], input=fakes + made, env=told, text=True, capture_output=True, check=False)
+
+
 @pytest.mark.parametrize("known", [True, False])
-def test_each_node_says_which_image_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, known: bool
-) -> None:
+def test_each_node_says_which_image_it_has(tmp_path: Path, *, known: bool) -> None:
     """A program plays the engine: it knows the image or refuses, and shows what a container is told."""
-    monkeypatch.setattr(os, "getuid", lambda: 1234)
     engine, seen = tmp_path / "docker", tmp_path / "seen"
     answer = "echo sha256:0f1e" if known else "echo no such image >&2; exit 1"
-    engine.write_text(
-        f"#!/bin/bash\nif [[ $1 == image ]]; then {answer}\n"
-        f'elif [[ $1 == run ]]; then env > {seen}; echo "$@" >> {seen}; fi\n',
-        encoding="utf-8",
-    )
+    shown = f'elif [[ $1 == run ]]; then env > {seen}; echo "$@" >> {seen}; fi'
+    engine.write_text(f"#!/bin/bash\nif [[ $1 == image ]]; then {answer}\n{shown}\n", encoding="utf-8")
     engine.chmod(0o755)
-    made = script("torchrun", root=tmp_path, run=tmp_path / "run", engine="docker")
-    (tmp_path / "run" / "log" / "nodes=2").mkdir(parents=True)
-    done = subprocess.run(
-        ["bash"],
-        input=FAKES + made,
-        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=30,
-    )
+    done = run_here(script("torchrun", root=tmp_path, run=tmp_path / "run", engine="docker"), tmp_path)
     assert (done.returncode == 0) is seen.exists() is known, done.stderr
+    assert known or "no such image" in done.stderr
     if known:
-        assert "TWINRUN_IMAGE=sha256:0f1e\n" in seen.read_text(encoding="utf-8")
-        assert "--env TWINRUN_IMAGE " in seen.read_text(encoding="utf-8")
-        alone = PlacementStandIn(id="nodes=1", nodes=1, devices_per_node=8)
-        # Without a network the container has its node's name, not that of the machine that plans.
-        assert '--hostname "$TWINRUN_FIRST_NODE" ' in script("torchrun", placement=alone, engine="docker")
-    else:
-        assert "no such image" in done.stderr
+        text = seen.read_text(encoding="utf-8")
+        assert ("TWINRUN_IMAGE=sha256:0f1e\n" in text, "--env TWINRUN_IMAGE " in text) == (True, True)
+    # Without a network the container has its node's name, not that of the machine that plans.
+    alone = PlacementStandIn(id="nodes=1", nodes=1, devices_per_node=8)
+    assert '--hostname "$TWINRUN_FIRST_NODE" ' in script("torchrun", placement=alone, engine="docker")
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_a_node_that_cannot_name_the_first_says_so_at_once(launcher: str, tmp_path: Path) -> None:
     made = script(launcher, root=tmp_path, run=tmp_path / "run", python="/bin/true")
-    logs = tmp_path / "run" / "log" / "nodes=2"
-    logs.mkdir(parents=True)
-    fakes = FAKES.replace("echo localhost", "echo no-such-node.invalid")
-    done = subprocess.run(
-        ["bash"], input=fakes + made, text=True, capture_output=True, check=False, timeout=60
-    )
+    done = run_here(made, tmp_path, FAKES.replace("echo localhost", "echo no-such-node.invalid"))
     assert done.returncode == 96
-    said = done.stderr + "".join(file.read_text(encoding="utf-8") for file in logs.rglob("*.log"))
+    logs = (tmp_path / "run").rglob("*.log")
+    said = done.stderr + "".join(file.read_text(encoding="utf-8") for file in logs)
     assert "does not know the name no-such-node.invalid" in said
 
 
@@ -361,16 +346,3 @@ def test_the_site_says_only_what_it_has() -> None:
         *("#SBATCH --time", "#SBATCH --no-requeue"),
     ]
     assert "IFNAME" not in made
-
-
-def test_the_state_of_a_job_is_read() -> None:
-    line = (
-        "JobId=12 JobName=twinrun-nodes=2 UserId=alice(1000) GroupId=alice(1000) JobState=FAILED "
-        "Reason=NonZeroExitCode Requeue=0 ExitCode=0:15 RunTime=1-00:00:10 TimeLimit=02:00:00 "
-        "NodeList=node[1-2] StdOut=/shared/log\n"
-    )
-    job = parse_job(line)
-    assert (job.id, job.state, job.status, job.nodes, job.user) == ("12", "FAILED", -15, "node[1-2]", "alice")
-    assert (job.run_seconds, job.limit_seconds, job.ended) == (86410.0, 7200.0, True)
-    with pytest.raises(RunError, match="no state of a job"):
-        parse_job("slurm_load_jobs error: Invalid job id specified")

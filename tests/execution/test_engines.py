@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.execution.clusters import until
 from tests.tiny_image import PODMAN as PODMAN_SETTINGS
 from tests.tiny_image import make_root_file_system
 from twinrun.execution.containers import ContainerEngine
@@ -25,7 +25,6 @@ from twinrun.manifests.stack import LoadedStack, Stack
 from twinrun.manifests.vendor import load_vendors
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 60
 IMAGE = "twinrun-test/engines:1"
 CONTAINERS = [
     pytest.param("docker", marks=pytest.mark.docker),
@@ -148,13 +147,6 @@ def command(program: str, *words: str, **keys: Any) -> Command:
     return Command(arguments=("python", "-c", program, *words), variables=variables, **keys)
 
 
-def until(reached: Callable[[], object], seconds: float = SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def said(log: Path, word: str) -> bool:
     return log.exists() and word in log.read_text(encoding="utf-8")
 
@@ -211,41 +203,29 @@ def test_ranks_that_are_told_to_end_save_first(engine: Engine, workspace: Worksp
     assert running.poll() == 5
 
 
-def test_a_container_ends_with_the_client_that_a_scheduler_kills(
-    engine: Engine, workspace: Workspace, name: str
+@pytest.mark.parametrize("name", CONTAINERS, indirect=True)
+@pytest.mark.parametrize("killed", ["client", "twinrun"])
+def test_no_container_outlives_what_has_started_it(
+    engine: Engine, workspace: Workspace, name: str, killed: str
 ) -> None:
-    """As a job's script starts it: nothing but the client is killed, which the daemon's processes outlive."""
-    if name == "apptainer":
-        pytest.skip("its processes are the caller's own")
+    """A scheduler kills the client of a script; somebody kills twinrun; processes are the daemon's."""
     alive = workspace.run / "alive"
     rendered = engine.render(command(STAYS, engine.inside(alive)))
-    script = 'exec "$@" <> <(echo 0)'
-    client = subprocess.Popen(["bash", "-c", script, "bash", *rendered.arguments], stdout=subprocess.DEVNULL)
-    until(alive.exists)
-    client.kill()
-    client.wait()
-    until(lambda: silent(alive), 5)
-    until(lambda: not left(name))
-
-
-def test_a_container_ends_with_a_twinrun_that_is_killed(
-    workspace: Workspace, engine: Engine, name: str
-) -> None:
-    if name == "apptainer":
-        pytest.skip("its processes are the caller's own")
-    alive = workspace.run / "alive"
     words = [name, str(workspace.root), str(workspace.run), STAYS, str(ROOT), IMAGE]
-    starter = subprocess.Popen([sys.executable, "-c", STARTS, *words])
-    until(alive.exists)
-    starter.send_signal(signal.SIGKILL)
-    starter.wait()
-    until(lambda: silent(alive), 30)
+    client = ["bash", "-c", 'exec "$@" <> <(echo 0)', "bash", *rendered.arguments]
+    for _ in range(3):
+        line = client if killed == "client" else [sys.executable, "-c", STARTS, *words]
+        starter = subprocess.Popen(line, stdout=subprocess.DEVNULL)
+        until(alive.exists)
+        starter.kill()
+        starter.wait()
+        until(lambda: silent(alive))
+        alive.unlink()
     until(lambda: not left(name))
 
 
+@pytest.mark.parametrize("name", CONTAINERS, indirect=True)
 def test_what_cannot_be_started_is_told(engine: Engine, workspace: Workspace, name: str) -> None:
-    if name == "apptainer":
-        pytest.skip("it has no daemon that refuses")
     rendered = engine.render(command("pass"))
     words = (*rendered.arguments[:3], "--device", "/dev/no-such-device", *rendered.arguments[3:])
     running = engine.start(rendered.model_copy(update={"arguments": words}), log=workspace.run / "log")
@@ -255,15 +235,12 @@ def test_what_cannot_be_started_is_told(engine: Engine, workspace: Workspace, na
     running.stop()
 
 
-def stack_of(sha256: str) -> LoadedStack:
-    stack = Stack(name="tiny", vendor="cpu", title="tiny", python=">=3.11", image="twinrun-test/tiny")
-    return LoadedStack(stack=stack, folder="images/stacks/tiny", lock_sha256=sha256, inputs_sha256=sha256)
-
-
 @pytest.mark.docker
 def test_no_daemon_and_no_image_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stack, vendor = stack_of("0" * 64), load_vendors(ROOT)["cpu"]
-    kind = load_engine("docker")
+    own = Stack(name="tiny", vendor="cpu", title="tiny", python=">=3.11", image="twinrun-test/tiny")
+    digests = {"lock_sha256": "0" * 64, "inputs_sha256": "0" * 64}
+    stack = LoadedStack.model_validate({"stack": own, "folder": "images/stacks/tiny", **digests})
+    vendor, kind = load_vendors(ROOT)["cpu"], load_engine("docker")
     assert kind.unusable(stack=stack, vendor=vendor) == f"no image {stack.image()} on this machine"
     workspace = Workspace(root=tmp_path, run=tmp_path, data=tmp_path)
     with pytest.raises(MachineError, match="no image"):

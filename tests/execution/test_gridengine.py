@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -14,11 +12,9 @@ from typing import Any
 import docker
 import pytest
 
-from tests.execution.clusters import ROOT, SECONDS, changed, until
-from twinrun.execution.engine import NodeCommand
-from twinrun.execution.schedulers import Submission, load_scheduler
+from tests.execution.clusters import ROOT, SECONDS, changed, ended, handed, program, trained, until
+from twinrun.execution.schedulers import load_scheduler
 from twinrun.execution.schedulers.gridengine import GridEngine
-from twinrun.execution.task import Task
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.images.local_cluster import interpreter_paths
@@ -32,16 +28,8 @@ NODES = (f"{NAME}-node1", f"{NAME}-node2")
 LATER = ("gridengine-master", "gridengine-exec", "libjemalloc2", "libtirpc3", "lsb-base")
 PACKAGES = (
     *("ca-certificates", "procps", "gridengine-client", "libexpat1", "libffi8", "libssl3", "libsqlite3-0"),
-    *(
-        "libgomp1",
-        "libstdc++6",
-        "libbz2-1.0",
-        "liblzma5",
-        "libncursesw6",
-        "libreadline8",
-        "libuuid1",
-        "zlib1g",
-    ),
+    *("libgomp1", "libstdc++6", "libbz2-1.0", "liblzma5", "libncursesw6", "libreadline8", "libuuid1"),
+    "zlib1g",
 )
 
 
@@ -88,19 +76,10 @@ def site(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loa
             words = ["master", *NODES] if host == hosts[0] else ["node"]
             start = ["/bin/bash", "/start", *words]
             client.containers.run(made, start, name=host, hostname=host, init=True, detach=True, **given)
-        here = Site(
-            scheduler="gridengine",
-            vendor="cpu",
-            nodes=2,
-            devices_per_node=1,
-            cores_per_node=2,
-            partition="all.q",
-            parallel_environment="mpi1",
-            minutes=30,
-            shared=(str(folder), str(ROOT), str(cache_root())),
-            client=("docker", "exec", hosts[0]),
-            poll_seconds=0.5,
-        )
+        keys = {"scheduler": "gridengine", "vendor": "cpu", "partition": "all.q", "poll_seconds": 0.5}
+        keys |= {"nodes": 2, "devices_per_node": 1, "cores_per_node": 2, "minutes": 30}
+        keys |= {"parallel_environment": "mpi1", "shared": (str(folder), str(ROOT), str(cache_root()))}
+        here = Site.model_validate(keys | {"client": ("docker", "exec", hosts[0])})
         loaded = LoadedSite(name="grid", place="cluster.toml:site.grid", site=here)
         until(lambda: up(loaded) == 2)
         yield loaded
@@ -116,24 +95,6 @@ def up(site: LoadedSite) -> int:
         return 0
 
 
-def submitted(site: LoadedSite, run: Path, program: str, *words: str) -> Submission:
-    """Return the job of two nodes that run a Python program."""
-    command = NodeCommand(arguments=(sys.executable, "-c", program, *words), variables={}, folder=Path("/"))
-    task = Task(point="nodes=2", nodes=2, ranks_per_node=1, commands=(command,))
-    (run / "log").mkdir(parents=True)
-    scheduler = load_scheduler("gridengine", site=site)
-    return scheduler.submit(task, run=run, logs=run / "log", start=lambda command, log: pytest.fail("here"))
-
-
-def ended(job: Submission) -> int:
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        if (status := job.poll()) is not None:
-            return status
-        time.sleep(0.2)
-    raise AssertionError("the job goes on")
-
-
 SAYS = """
 import os, pathlib, sys
 pathlib.Path(sys.argv[1], os.environ["TWINRUN_NODE"]).write_text(os.uname().nodename)
@@ -142,32 +103,33 @@ FAILS = "import os; raise SystemExit(7 * int(os.environ['TWINRUN_NODE']))"
 
 
 def test_every_node_starts_its_command_and_statuses_come_back(site: LoadedSite, folder: Path) -> None:
-    job = submitted(site, folder / "says", SAYS, str(folder))
+    job = handed(site, folder / "says", program(SAYS, str(folder)))
     assert ended(job) == 0
     found = [(folder / number).read_text(encoding="utf-8") for number in ("0", "1")]
     assert tuple(found) == job.nodes
     assert set(found) == set(NODES)
-    assert ended(submitted(site, folder / "fails", FAILS)) == 7
+    assert ended(handed(site, folder / "fails", program(FAILS))) == 7
 
 
 def test_a_job_is_cancelled_and_a_set_up_line_that_fails_is_shown(site: LoadedSite, folder: Path) -> None:
     scheduler = load_scheduler("gridengine", site=site)
     assert isinstance(scheduler, GridEngine)
-    job = submitted(site, folder / "sleeps", "import time; time.sleep(600)")
+    job = handed(site, folder / "sleeps", program("import time; time.sleep(600)"))
     until(lambda: job.poll() is None and job.nodes)
     job.cancel()
     assert scheduler.state(job.handle) is None
     with pytest.raises(RunInterruptedError, match="ended without an exit status"):
         scheduler.adopt(job.handle, point="p", logs=folder / "sleeps" / "log").poll()
     broken = changed(site, setup=("echo gone >&2; false",))
-    with pytest.raises(RunError, match="a set-up line of the site failed") as caught:
-        ended(submitted(broken, folder / "broken", "pass"))
-    assert "gone" in str(caught.value.found)
+    error = ended(handed(broken, folder / "broken", program("pass")))
+    assert isinstance(error, RunError)
+    assert "a set-up line of the site failed" in error.message
+    assert "gone" in str(error.found)
 
 
 def test_what_qsub_refuses_is_the_sites_fault(site: LoadedSite, folder: Path) -> None:
     with pytest.raises(InputError, match="qsub refuses the job"):
-        submitted(changed(site, parallel_environment="nonsense"), folder / "refused", "pass")
+        handed(changed(site, parallel_environment="nonsense"), folder / "refused", program("pass"))
 
 
 @pytest.mark.skipif(not find_spec("composer"), reason="the interpreter has no stack")
@@ -179,19 +141,9 @@ def test_two_nodes_train_and_leave_a_record(
     lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items())
     file.write_text(f"[site.grid]\n{lines}\n", encoding="utf-8")
     monkeypatch.setenv("TWINRUN_CLUSTER", str(file))
-    sets = [word for pair in ("steps=4", "warmup_steps=1", "nodes=2") for word in ("--set", pair)]
-    options = ["--cluster", "grid", "--engine", "host", "--out", str(folder), "--json", *sets]
-    command = [sys.executable, "-m", "twinrun", "run", "recipes/mpt7b-scaling", *options]
-
-    def run(option: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*command, option], cwd=ROOT, capture_output=True, text=True, check=False, timeout=SECONDS
-        )
-
-    sent = run("--detach")
-    assert sent.returncode == 0, sent.stderr
-    done = run("--resume")
-    assert done.returncode == 0, done.stderr
+    for option in ("--detach", "--resume"):
+        done = trained(folder, "grid", "host", option)
+        assert done.returncode == 0, done.stderr
     record = json.loads(Path(json.loads(done.stdout)["record"]).read_text(encoding="utf-8"))
     assert record["allocation"]["scheduler"] == "gridengine"
     assert sorted(record["allocation"]["nodes"]) == sorted(NODES)

@@ -32,6 +32,31 @@ NODE = (
     "NodeName=n{0} CPUAlloc=0 CPUEfctv=96 CPUTot=128 Gres=gpu:mi250:8(S:0-1) State=IDLE RealMemory=1032000 "
     "MemSpecLimit=16000 Partitions=gpu,all"
 )
+PBS_JOB = {
+    "Job_Name": "twinrun-a",
+    "Job_Owner": "me@head",
+    "job_state": "R",
+    "exec_host": "n1/0*96",
+    "Resource_List": {"walltime": "01:00:00"},
+}
+
+
+def pbs_node(number: int) -> dict[str, object]:
+    has = {"ncpus": 96, "mem": "1040187392kb", "ngpus": 8}
+    return {"state": "free" if number else "down,offline", "resources_available": has}
+
+
+def grid_node(number: int) -> str:
+    state = "" if number else "au"
+    return (
+        f"<host name='n{number}'><hostvalue name='num_proc'>96</hostvalue>"
+        "<hostvalue name='mem_total'>992.0G</hostvalue>"
+        "<resourcevalue name='gpu' dominance='hc'>8.000000</resourcevalue>"
+        "<resourcevalue name='num_proc' dominance='hl'>96.000000</resourcevalue>"
+        f"<queue name='gpu'><queuevalue name='state_string'>{state}</queuevalue></queue></host>"
+    )
+
+
 ANSWERS: dict[str, dict[str, str]] = {
     "slurm": {
         "scontrol --version": "slurm 22.05.8",
@@ -50,47 +75,16 @@ ANSWERS: dict[str, dict[str, str]] = {
     },
     "pbs": {
         "qstat -B": json.dumps({"Server": {"head": {"server_state": "Active", "pbs_version": "23.06"}}}),
-        "pbsnodes": json.dumps(
-            {
-                "nodes": {
-                    f"n{number}": {
-                        "state": "free" if number else "down,offline",
-                        "resources_available": {"ncpus": 96, "mem": "1040187392kb", "ngpus": 8},
-                    }
-                    for number in range(5)
-                }
-            }
-        ),
+        "pbsnodes": json.dumps({"nodes": {f"n{number}": pbs_node(number) for number in range(5)}}),
         "qstat -Q": json.dumps({"Queue": {"gpu": {"resources_max": {"walltime": "12:00:00"}}}}),
         "qstat -f": json.dumps(
-            {
-                "Jobs": {
-                    "12.head": {
-                        "Job_Name": "twinrun-a",
-                        "Job_Owner": "me@head",
-                        "job_state": "R",
-                        "exec_host": "n1/0*96",
-                        "Resource_List": {"walltime": "01:00:00"},
-                    },
-                    "13.head": {"Job_Name": "other", "job_state": "Q"},
-                }
-            }
+            {"Jobs": {"12.head": PBS_JOB, "13.head": {"Job_Name": "other", "job_state": "Q"}}}
         ),
         "qdel": "",
     },
     "gridengine": {
         "qstat -help": "SGE 8.1.9\nusage: qstat",
-        "qhost": "<qhost><host name='global'/>"
-        + "".join(
-            f"<host name='n{number}'><hostvalue name='num_proc'>96</hostvalue>"
-            "<hostvalue name='mem_total'>992.0G</hostvalue>"
-            "<resourcevalue name='gpu' dominance='hc'>8.000000</resourcevalue>"
-            "<resourcevalue name='num_proc' dominance='hl'>96.000000</resourcevalue>"
-            "<queue name='gpu'><queuevalue name='state_string'>"
-            f"{'' if number else 'au'}</queuevalue></queue></host>"
-            for number in range(5)
-        )
-        + "</qhost>",
+        "qhost": f"<qhost><host name='global'/>{''.join(map(grid_node, range(5)))}</qhost>",
         "qconf -sq": "qname gpu\nh_rt 12:00:00",
         "qconf -sql": "gpu",
         "qstat -xml": "<job_info><queue_info><job_list state='running'><JB_job_number>12</JB_job_number>"
@@ -108,22 +102,16 @@ def played(scheduler: str, folder: Path, **keys: Any) -> LoadedSite:
     """Return a site of four nodes whose scheduler is played."""
     (folder / "played.py").write_text(PLAYED, encoding="utf-8")
     (folder / "answers.json").write_text(json.dumps(ANSWERS[scheduler]), encoding="utf-8")
-    site = {
+    own: dict[str, Any] = {
         "scheduler": scheduler,
         "vendor": "rocm",
         "gpu": "mi250",
-        "nodes": 4,
-        "devices_per_node": 8,
-        "cores_per_node": 96,
-        "memory_gib": 900,
-        "partition": "gpu",
         "gres": GRES[scheduler],
-        "parallel_environment": "mpi",
         "shared": ["/"],
-        "poll_seconds": 0.01,
-        "minutes": 60,
-        "client": [sys.executable, str(folder / "played.py")],
-    } | keys
+    }
+    own |= {"nodes": 4, "devices_per_node": 8, "cores_per_node": 96, "memory_gib": 900, "minutes": 60}
+    own |= {"partition": "gpu", "parallel_environment": "mpi", "poll_seconds": 0.01}
+    site = own | {"client": [sys.executable, str(folder / "played.py")]} | keys
     table = ClusterTable.model_validate_json(json.dumps({"site": {"four": site}}))
     return LoadedSite(name="four", place=f"{folder}/cluster.toml:site.four", site=table.site["four"])
 
@@ -238,14 +226,11 @@ def test_who_ended_a_job_is_told(state: str, kind: type[Exception], said: str, t
     assert re.search(said, str(caught.value))
 
 
-def test_a_job_ends_with_its_own_status(tmp_path: Path) -> None:
-    assert followed(tmp_path, "COMPLETED") == 0
-    assert followed(tmp_path, "FAILED", code=7) == 7
-
-
 def test_a_slurm_that_starts_again_is_waited_for_and_one_that_is_gone_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert followed(tmp_path, "COMPLETED") == 0
+    assert followed(tmp_path, "FAILED", code=7) == 7
     job = client_of(played("slurm", tmp_path)).adopt("12", point="nodes=2", logs=tmp_path)
     for state in ("RUNNING", None, "COMPLETING", "PENDING", "RUNNING"):
         say(tmp_path, state)
