@@ -49,7 +49,7 @@ def test_a_thousand_nodes_are_planned_on_one_page(cluster: Path) -> None:
     printed = json.loads(done.stdout)
     (point,) = printed["plan"]["points"]
     assert (point["nodes"], point["devices_per_node"]) == (1024, 8)
-    script = printed["scripts"]["devices=8192"]["script"]
+    script = printed["scripts"]["devices=8192"]
     assert "#SBATCH --nodes=1024\n" in script
     assert "#SBATCH --gres=gpu:h200:8\n" in script
     assert len(script.splitlines()) < 50

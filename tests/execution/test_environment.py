@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import platform
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from twinrun.execution.environment import (
     PythonEnvironment,
     inspect,
     lock_differences,
-    revision,
     steering_variables,
 )
 from twinrun.execution.interpreter import Interpreter
@@ -127,65 +125,3 @@ def test_the_interpreter_is_asked_for_what_is_installed(tmp_path: Path) -> None:
     assert found.python == platform.python_version()
     assert found.packages["pytest"] == pytest.__version__
     assert all(name == normalise(name) for name in found.packages)
-
-
-def git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a repository with one commit, whatever the user's own configuration of git."""
-    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
-        monkeypatch.setenv(name, "/dev/null")
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    root = tmp_path / "checkout"
-    root.mkdir()
-    git(root, "init", "--quiet")
-    git(root, "config", "user.name", "A Tester")
-    git(root, "config", "user.email", "tester@example.org")
-    (root / "train.py").write_text("print(1)\n", encoding="utf-8")
-    git(root, "add", "train.py")
-    git(root, "commit", "--quiet", "--message", "first")
-    return root
-
-
-def test_changes_have_a_digest_whether_staged_or_not(checkout: Path) -> None:
-    found, index = revision(checkout), (checkout / ".git" / "index").read_bytes()
-    assert (found.commit, found.changes_sha256) == (git(checkout, "rev-parse", "HEAD"), None)
-    assert (checkout / ".git" / "index").read_bytes() == index
-    (checkout / "train.py").write_text("print(2)\n", encoding="utf-8")
-    changed = revision(checkout)
-    assert changed.changes_sha256 is not None
-    git(checkout, "add", "train.py")
-    assert revision(checkout) == changed
-    (checkout / "train.py").write_text("print(3)\n", encoding="utf-8")
-    assert revision(checkout).changes_sha256 not in {None, changed.changes_sha256}
-    git(checkout, "checkout", "--quiet", "HEAD", "train.py")
-    assert revision(checkout).changes_sha256 is None
-    # A file that git does not know is a change too.
-    (checkout / "kernel.py").write_text("fast = True\n", encoding="utf-8")
-    assert revision(checkout).changes_sha256 is not None
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("color.ui", "always"), ("diff.noprefix", "true"), ("diff.external", "true")]
-)
-def test_the_digest_does_not_depend_on_the_users_git(checkout: Path, key: str, value: str) -> None:
-    (checkout / "train.py").write_text("print(2)\n", encoding="utf-8")
-    before = revision(checkout)
-    git(checkout, "config", key, value)
-    assert revision(checkout) == before
-
-
-def test_outside_a_checkout_and_without_git_there_is_neither(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outside = checkout.parent / "outside"
-    outside.mkdir()
-    assert revision(outside).commit is revision(outside).changes_sha256 is None
-    monkeypatch.setenv("PATH", str(checkout))
-    assert revision(checkout).commit is None

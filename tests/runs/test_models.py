@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints.writing import write
-from tests.records import PROJECT
 from tests.runs import test_download
 from tests.runs.test_download import COMMIT, Hub, endpoint
 from twinrun.checkpoints.folder import FolderStore
@@ -20,8 +19,6 @@ from twinrun.checkpoints.tokenizer import BYTES
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.protocol.model_source import CheckpointModel, FolderModel, ModelSource, RepositoryModel
 from twinrun.runs.models import demand_model, fetch_model, model_folder
-from twinrun.runs.prepared import prepare
-from twinrun.runs.selection import Request, select
 
 hub = test_download.hub
 NAME = f"owner/texts@{COMMIT}"
@@ -182,19 +179,3 @@ def test_a_checkpoint_whose_tokenizer_is_not_here_is_refused(tmp_path: Path) -> 
     with pytest.raises(InputError, match="tokenizer of this checkpoint is not on this machine") as caught:
         demanded(checkpoint(tmp_path / "saved", {"tokenizer": "1" * 64}), container=True)
     assert caught.value.found == "1" * 64
-
-
-@pytest.mark.parametrize(
-    ("model", "line"),
-    [
-        (NAME, f"invoke data {NAME}"),
-        (f"runs/a/step-00000020@{'0' * 64}", "invoke checkpoint convert runs/a --step 20 --out "),
-        ("./small", None),
-    ],
-)
-def test_a_printed_plan_has_the_line_that_brings_the_model(model: str, line: str | None) -> None:
-    asked = Request(
-        recipe="mpt-chinchilla", vendor="cpu", engine="host", settings=(f"model={model}",), dry=True
-    )
-    found = prepare(PROJECT, select(PROJECT, asked), dry=True).printed()["prepare_data"]
-    assert found is None if line is None else str(found).startswith(line)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from twinrun.execution.engine import PYTHON, Command, Engine
 from twinrun.foundation.errors import MachineError
-from twinrun.foundation.files import sha256_of_bytes, sha256_of_file
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import without_credentials
 from twinrun.manifests.stack import LoadedStack, normalise, pins
-from twinrun.protocol.allocation import Revision
 
 # Standard library only: it runs in every environment, whatever is installed there.
 _PROGRAM = """
@@ -86,40 +82,3 @@ def steering_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: without_credentials(value) for name, value in sorted(environment.items()) if name in allowed
     }
-
-
-def revision(root: Path) -> Revision:
-    """Return commit and uncommitted changes of the project; both None outside a checkout."""
-    commit = _git(root, "rev-parse", "HEAD")
-    changes = _changes(root) if commit else b""
-    return Revision(
-        commit=commit.decode().strip() if commit else None,
-        changes_sha256=sha256_of_bytes(changes) if changes else None,
-    )
-
-
-# Options that the user's configuration may set for a difference are fixed here.
-_DIFFERENCE = (
-    *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "--full-index"),
-    *("--src-prefix=a/", "--dst-prefix=b/", "HEAD"),
-)
-
-
-def _changes(root: Path) -> bytes:
-    """Return the difference from HEAD, then names and digests of files git does not know."""
-    unknown = _git(root, "ls-files", "--others", "--exclude-standard", "-z") or b""
-    files = [root / os.fsdecode(name) for name in unknown.split(b"\0") if name]
-    lines = [f"{file.relative_to(root)} {sha256_of_file(file)}\n" for file in files if file.is_file()]
-    return (_git(root, *_DIFFERENCE) or b"") + "".join(lines).encode(errors="surrogateescape")
-
-
-def _git(root: Path, *arguments: str) -> bytes | None:
-    # LC_ALL and no optional locks: reading must neither translate nor touch the checkout.
-    variables = os.environ | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, check=False, env=variables, timeout=20
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from twinrun.execution.engine import NodeCommand
 from twinrun.foundation.errors import InputError
 
 # Variables of a scheduler's script for what is known only where a command starts.
@@ -49,20 +48,3 @@ def _in_line(part: str) -> str:
     return (
         "$'" + _CONTROL.sub(lambda found: "".join(f"\\{one:03o}" for one in found[0].encode()), escaped) + "'"
     )
-
-
-def set_run_folder(folder: Path) -> str:
-    """Return the line that makes the run folder and sets the variable that stands for it."""
-    return f"RUN={shlex.quote(str(folder))} && mkdir -p {word(RUN)}"
-
-
-def shell_line(command: NodeCommand) -> str:
-    """Return `command` as one line for a shell, its variables first."""
-    assignments = [f"{name}={word(value)}" for name, value in command.variables.items()]
-    line = " ".join([*assignments, *map(word, command.arguments)])
-    return f"(cd {word(str(command.folder))} && {line})"
-
-
-def word(text: str) -> str:
-    """Return `text` as one word of a shell in which nothing but the run folder is replaced."""
-    return quoted(text, (RUN.removeprefix("$"),))

@@ -166,4 +166,16 @@ class Revision(Frozen):
 
     commit: str | None
     changes_sha256: str | None
-    """Digest of the uncommitted difference; null when there is none."""
+    """Digest of what ranks could import that the commit does not have; null when there is none."""
+    tree: str | None = None
+    """Digest of all that ranks could import; null in records from before it was kept."""
+    unknown: str | None = None
+    """Why git did not say what the commit has; null where it did."""
+    changed: tuple[str, ...] = ()
+    """Files of the copy that ranks import from which were edited while they ran."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the commit alone says what ran."""
+        known = self.commit is not None and self.unknown is None
+        return known and self.changes_sha256 is None and not self.changed

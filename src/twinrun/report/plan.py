@@ -76,7 +76,7 @@ def page(prepared: Prepared) -> RenderableType:
     return Group(
         Text(f"{recipe.title}\n{recipe.question}\n"),
         *(Padding(one, (0, 0, 1, 0)) for one in tables),
-        "Nothing was started. --dry --json prints the whole plan, with lines for a shell.",
+        "Nothing was started. --dry --json prints the whole plan, with every command.",
     )
 
 
@@ -117,6 +117,6 @@ def _starts(prepared: Prepared) -> str:
     rendered, point = prepared.printed(), prepared.plan.points[0].id
     scripts, commands = rendered.get("scripts"), rendered.get("commands")
     if isinstance(scripts, dict):
-        return f"The scheduler gets for {point}:\n{scripts[point]['script']}"
+        return f"The scheduler gets for {point}:\n{scripts[point]}"
     assert isinstance(commands, dict)
     return f"Ranks of {point} are started by:\n{shlex.join(commands[point][0]['arguments'])}"

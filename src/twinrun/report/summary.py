@@ -113,7 +113,7 @@ def unnamed(record: Judged) -> str:
     revision = record.record.revision
     if revision.commit is None:
         return "the run has no commit"
-    if revision.changes_sha256 is not None:
+    if not revision.is_clean and revision.commit:
         return "the commit of the run had changes"
     other = record.environment.lock_differences.get("torch")
     return f"PyTorch {other}, under the name {record.plan.stack}" if other else ""

@@ -151,10 +151,14 @@ def _release(version: str) -> list[str]:
 def doubts(found: Judged) -> Iterator[str]:
     """Yield in words what makes a record less than that of its commit and its lock."""
     revision, environment = found.record.revision, found.environment
-    if revision.commit is None:
+    if revision.unknown:
+        yield f"it is unknown whether the commit of the run had changes: {revision.unknown}"
+    elif revision.commit is None:
         yield "the run has no commit"
     elif revision.changes_sha256 is not None:
         yield "the commit of the run had changes"
+    if revision.changed:
+        yield f"sources were edited while they ran: {shown(list(revision.changed)[:NAMED])}"
     if not found.plan.image.startswith(f"twinrun/{found.plan.stack}:"):
         yield f"own image: {found.plan.image} ran in place of the stack's"
     if other := environment.lock_differences:

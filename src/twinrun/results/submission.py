@@ -94,7 +94,7 @@ def _demand_takeable(found: Judged, place: str) -> None:
     elif changed := ", ".join(found.environment.changed_files):
         message, seen, allowed = "files of its environment were changed", changed, "none"
         hint = "install the environment again, and run again"
-    elif revision.commit is None or revision.changes_sha256 is not None:
+    elif not revision.is_clean:
         message, allowed = "not the run of a clean commit", "a commit without changes"
         seen = "changes that no commit has" if revision.commit else "no commit"
         hint = "commit, run again and send that in"

@@ -62,7 +62,7 @@ def acquire(
     log = downloads / f"{name}.log"
     if request.source.kind == "standard-library":
         return prepared_data(
-            request, recipe=recipe, python=python, engine=opened, workspace=workspace, log=log, say=say
+            request, recipe=loaded, python=python, engine=opened, workspace=workspace, log=log, say=say
         )
     folder = data_folder(request, data=workspace.data, python=python)
     if (folder / INDEX).is_file():
@@ -188,7 +188,7 @@ def preparation(request: DataRequest, out: str) -> tuple[str, ...]:
 def prepared_data(
     request: DataRequest,
     *,
-    recipe: str,
+    recipe: LoadedRecipe,
     python: str,
     engine: Engine,
     workspace: Workspace,
@@ -210,19 +210,22 @@ def prepared_data(
     return folder
 
 
-def demand_fetched(request: DataRequest, *, data: Path, recipe: str) -> None:
+def demand_fetched(request: DataRequest, *, data: Path, recipe: LoadedRecipe) -> None:
     """Raise MachineError where a data set of `recipe` that has to be fetched is not in the folder `data`."""
-    if request.source.kind == "standard-library":
-        return
     folder = data_folder(request, data=data, python="")
-    if not (folder / INDEX).is_file():
-        raise MachineError(
-            "this data set is not on this machine",
-            place=str(folder),
-            found=request.name,
-            hint=f"fetch it with `invoke data {request.name} --recipe {recipe}`"
-            + ("" if request.source.kind == "package" else ", or use --set data=standard-library"),
-        )
+    if request.source.kind == "standard-library" or (folder / INDEX).is_file():
+        return
+    known = load_workload(recipe.workload).check(recipe, ())
+    usual = request.name in known and known[request.name].sequence == request.sequence
+    typed = f"--recipe {recipe.folder}" + ("" if usual else f" --sequence {request.sequence}")
+    others = [name for name, one in known.items() if one.source.kind == "standard-library"]
+    instead = f", or use --set data={others[0]}" if others and request.sequence else ""
+    raise MachineError(
+        "this data set is not on this machine",
+        place=str(folder),
+        found=request.name,
+        hint=f"fetch it with `invoke data {request.name} {typed}`{instead}",
+    )
 
 
 def demand_documents(tasks: Sequence[str], given: DocumentsFile | None) -> None:

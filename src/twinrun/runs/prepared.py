@@ -13,10 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from twinrun.execution.engine import PYTHON, Command, Engine, Workspace, job_file, log_folder, point_folder
+from twinrun.execution.engine import Engine, Workspace, log_folder, point_folder
 from twinrun.execution.kernels import package_folders
 from twinrun.execution.ranks import METRICS, Launch, RankCommands
-from twinrun.execution.shell import RUN, RUN_FOLDER, set_run_folder, shell_line, word
+from twinrun.execution.shell import RUN, RUN_FOLDER
 from twinrun.foundation.cache import cache_root, runs_folder
 from twinrun.foundation.errors import InputError, MachineError, TwinrunError
 from twinrun.foundation.files import real
@@ -26,15 +26,13 @@ from twinrun.machine.memory import processor_memory
 from twinrun.planning.plan import Plan
 from twinrun.planning.project import Project
 from twinrun.protocol.job import PowerReading
-from twinrun.protocol.model_source import CheckpointModel, FolderModel, RepositoryModel
+from twinrun.protocol.model_source import FolderModel
 from twinrun.runs.checkpointing import PointCheckpoints, resolved
 from twinrun.runs.data import (
-    PREPARE,
     data_folder,
     demand_documents,
     demand_fetched,
     given_folder,
-    preparation,
 )
 from twinrun.runs.models import demand_model, model_folder
 from twinrun.runs.selection import Selection, demand_runnable
@@ -43,8 +41,8 @@ from twinrun.workloads.workload import Point, Run
 # Logs, metrics, the record and its page; and what interpreters compile.
 RUN_BYTES, CACHE_BYTES = 64 << 20, 256 << 20
 _ANSWER_SECONDS = 5.0
-# Name of an attempt that nobody counts; a pasted line does without these.
-PASTED, _LEFT_OUT = "pasted", {"checkpointing": None, "watchdog_seconds": None}
+# Name of an attempt that nobody counts.
+PRINTED = "printed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,56 +132,21 @@ class Prepared:
         )
 
     def printed(self) -> dict[str, object]:
-        """Return the lines that make the run folder and its data, and for each point what starts its ranks.
+        """Return for each point what starts its ranks: the command of each node, or a scheduler's script.
 
-        That is the command of each node, or the script that a scheduler gets, which gives it the run folder
-        as the variable RUN.
+        The script is given the run folder as the variable RUN.
         """
-        accelerator = self.plan.gpu is not None or self.selection.accelerator
-        own = {"shared": self.shared.model_copy(update={"accelerator": accelerator, **_LEFT_OUT})}
-        pasted = replace(self)
-        pasted.__dict__.update(own)
-        launches = {point.id: pasted.launch(point, 0) for point in self.plan.points}
-        folder = self.project.root / "runs" / self.plan.recipe / self.plan.sha256()[:8]
-        found: dict[str, object] = {
-            "set_run_folder": set_run_folder(folder),
-            "prepare_data": self._prepare_line(),
-        }
-        scripts, commands = dict[str, object](), dict[str, object]()
-        for name, launch in launches.items():
-            prepare = prepare_line(launch)
-            task = self.commands.task(launch, attempt=PASTED)
-            script = self.selection.scheduler.script(task, run=RUN, logs=str(log_folder(RUN_FOLDER, name)))
-            if script:
-                scripts[name] = {"prepare": prepare, "script": script}
-                continue
-            commands[name] = [
-                {
-                    "arguments": list(one.arguments),
-                    "variables": one.variables,
-                    "line": f"{prepare} && {shell_line(one)}",
-                }
-                for one in task.commands
-            ]
-        return found | ({"scripts": scripts} if scripts else {"commands": commands})
-
-    def _prepare_line(self) -> str | None:
-        """Return the line that prepares or brings what ranks read, None where all of it is there."""
-        described = self.selection.description
-        match described.model:
-            case RepositoryModel(repository=repository, revision=revision):
-                return f"invoke data {repository}@{revision}"
-            case CheckpointModel(place=place, step=step):
-                target = word(str(self.folders["model"]))
-                return f"invoke checkpoint convert {word(place)} --step {step} --out {target}"
-        request = described.data
-        if request is None:
-            return None
-        if request.source.kind != "standard-library":
-            return f"invoke data {request.name} --recipe recipes/{self.plan.recipe}"
-        options = preparation(request, self.renderer.inside(self.folders["data"]))
-        command = Command(arguments=(PYTHON, "-m", PREPARE, *options), variables={}, writes_data=True)
-        return shell_line(self.renderer.render(command))
+        scripts, commands = dict[str, str](), dict[str, object]()
+        for point in self.plan.points:
+            launch, logs = self.launch(point, 0), str(log_folder(RUN_FOLDER, point.id))
+            task = self.commands.task(launch, attempt=PRINTED)
+            if script := self.selection.scheduler.script(task, run=RUN, logs=logs):
+                scripts[point.id] = script
+            else:
+                commands[point.id] = [
+                    {"arguments": list(one.arguments), "variables": one.variables} for one in task.commands
+                ]
+        return {"scripts": scripts} if scripts else {"commands": commands}
 
 
 def prepare(
@@ -237,7 +200,7 @@ def prepare(
         demand(lambda: engine.open_engine(**known, say=lambda _text: None))
     for request in (described.data, described.documents):
         if request:
-            demand(lambda: demand_fetched(request, data=data, recipe=selection.recipe.folder))  # noqa: B023
+            demand(lambda: demand_fetched(request, data=data, recipe=selection.recipe))  # noqa: B023
     if source := described.model:
         demand(lambda: demand_model(source, model_folder(source), container=engine.RUNS_IMAGES))
     checkpoints: dict[str, PointCheckpoints] = {}
@@ -250,9 +213,13 @@ def prepare(
         if not engine.RUNS_IMAGES:
             demand(demand_loopback)
     own = selection.recipe.recipe.script
+    own_sources = bool(described.data and described.data.source.kind == "standard-library")
     given = described.given_documents
     folders = {
-        "data": _data(selection, data),
+        # Which interpreter reads its own sources is known when it runs.
+        "data": (RUN_FOLDER / "data" if own_sources else data_folder(described.data, data=data, python=""))
+        if described.data
+        else None,
         "documents": data_folder(described.documents, data=data, python="") if described.documents else None,
         "given": given_folder(given) if given else None,
         "model": model,
@@ -267,17 +234,6 @@ def prepare(
         checkpoints=checkpoints,
         refusals=tuple(refusals),
     )
-
-
-def _data(selection: Selection, data: Path) -> Path | None:
-    """Return the folder of the data that ranks read."""
-    request = selection.description.data
-    if request is None:
-        return None
-    if request.source.kind == "standard-library":
-        # Which interpreter reads its own sources is known when it runs.
-        return RUN_FOLDER / "data"
-    return data_folder(request, data=data, python="")
 
 
 def _workspace(project: Project, selection: Selection, run: Path, *, model: Path | None) -> Workspace:
@@ -327,15 +283,6 @@ def unfinished(base: Path, plan: Plan) -> Path:
             " and so do nodes that have gone down: --set nodes=... names the points",
         )
     return found[-1]
-
-
-def prepare_line(launch: Launch) -> str:
-    """Return the line that makes the folders and the job file of a launch, after `set_run_folder`."""
-    point = launch.placement.id
-    file, logs = job_file(RUN_FOLDER, point), log_folder(RUN_FOLDER, point)
-    folders = " ".join(word(str(folder)) for folder in (file.parent, logs))
-    job = launch.job.model_copy(update={"attempt": PASTED}).model_dump_json()
-    return f"mkdir -p {folders} && printf '%s\\n' {word(job)} > {word(str(file))}"
 
 
 def _demand_here(selection: Selection, *, detach: bool) -> None:

@@ -14,10 +14,10 @@ from twinrun.execution.environment import (
     demand_packages,
     inspect,
     lock_differences,
-    revision,
     steering_variables,
 )
 from twinrun.execution.kernels import PROCESSOR, kernel_variables
+from twinrun.execution.pending import all_pending
 from twinrun.execution.ranks import METRICS, Ranks
 from twinrun.foundation.cache import prune_bytecode
 from twinrun.foundation.errors import InputError, RunInterruptedError
@@ -25,7 +25,7 @@ from twinrun.foundation.files import sha256_of_file, write_atomically
 from twinrun.foundation.locks import locked
 from twinrun.machine.architecture import architectures_needed
 from twinrun.planning.project import Project
-from twinrun.protocol.allocation import Allocation
+from twinrun.protocol.allocation import Allocation, Revision
 from twinrun.results.judge import judged
 from twinrun.results.judged import measured_points
 from twinrun.results.reading import FinishedRun
@@ -36,8 +36,8 @@ from twinrun.runs.models import prepared_model
 from twinrun.runs.prepared import Prepared
 from twinrun.runs.progress import Display
 from twinrun.runs.selection import NETWORK, Selection
-from twinrun.runs.sweep import SweepRun, finished
-from twinrun.workloads.workload import PointRecord
+from twinrun.runs.sources import sealed
+from twinrun.runs.sweep import PointOutcome, SweepRun, finished
 
 LOCK = ".lock"
 # Changed files that a record names, of an environment that is not as installed.
@@ -96,7 +96,11 @@ def _make(run: Path) -> None:
 
 def _measure(prepared: Prepared, display: Display, *, detach: bool) -> Record | None:
     """Open the engine, prepare what ranks read, run the points, and return the record of all of them."""
-    project, selection, workspace = prepared.project, prepared.selection, prepared.workspace
+    plan, project, selection = prepared.plan, prepared.project, prepared.selection
+    begun = {*finished(prepared.run, plan, workload=selection.workload)}
+    begun |= {one.point for one in all_pending(prepared.run)}
+    prepared, sources = sealed(prepared, starts=any(point.id not in begun for point in plan.points))
+    workspace = prepared.workspace
     workspace.data.mkdir(parents=True, exist_ok=True)
     engine = selection.engine.open_engine(
         stack=selection.stack, vendor=selection.vendor, workspace=workspace, say=display.say
@@ -109,7 +113,7 @@ def _measure(prepared: Prepared, display: Display, *, detach: bool) -> Record | 
     folders = {
         name: prepared_data(
             request,
-            recipe=selection.recipe.folder,
+            recipe=selection.recipe,
             python=installed.python,
             engine=engine,
             workspace=workspace,
@@ -124,7 +128,8 @@ def _measure(prepared: Prepared, display: Display, *, detach: bool) -> Record | 
     if model := described.model:
         prepared_model(model, folder=prepared.folders["model"], say=display.say)
     opened = prepared.opened(engine, folders=folders, variables=kernels)
-    sweep = SweepRun(prepared=opened, ranks=Ranks(engine=engine, commands=opened.commands), display=display)
+    ranks = Ranks(engine=engine, commands=opened.commands)
+    sweep = SweepRun(prepared=opened, sources=sources, ranks=ranks, display=display)
     done = sweep.submit() if detach else sweep.finish()
     if len(done) < len(prepared.plan.points):
         return None
@@ -139,8 +144,9 @@ def _measure(prepared: Prepared, display: Display, *, detach: bool) -> Record | 
         image_digest=engine.image_digest,
         variables=steering_variables(os.environ | (site.site.environment if site else {})),
     )
-    allocation = allocation_of([one.allocation for one in done], selection)
-    return _record(prepared, tuple(one.point for one in done), allocation, environment)
+    edited = dict.fromkeys(name for one in done for name in one.changed)
+    revision = sources.revision.model_copy(update={"changed": tuple(edited)})
+    return _record(prepared, done, environment, revision)
 
 
 def _demand_interpreter(prepared: Prepared, engine: Engine) -> None:
@@ -151,7 +157,7 @@ def _demand_interpreter(prepared: Prepared, engine: Engine) -> None:
     selection = prepared.selection
     if selection.engine.RUNS_IMAGES and not selection.stack.own_image:
         return
-    script, source = prepared.script, prepared.project.root / "src"
+    script, source = prepared.script, prepared.workspace.root / "src"
     modules = [*selection.description.modules, *([script] if isinstance(script, str) else [])]
     stems = [source / name.replace(".", "/") for name in modules]
     files = [stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py") for stem in stems]
@@ -186,7 +192,7 @@ def _archs(project: Project, selection: Selection) -> tuple[str, ...]:
 
 
 def _record(
-    prepared: Prepared, points: tuple[PointRecord, ...], allocation: Allocation, environment: Environment
+    prepared: Prepared, done: Sequence[PointOutcome], environment: Environment, revision: Revision
 ) -> Record:
     """Return the record of the finished points of a run."""
     plan, run = prepared.plan, prepared.run
@@ -196,10 +202,10 @@ def _record(
         run=run.name,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         plan=plan,
-        revision=revision(prepared.project.root),
-        allocation=allocation,
+        revision=revision,
+        allocation=allocation_of([one.allocation for one in done], prepared.selection),
         environment=environment,
-        points=points,
+        points=tuple(one.point for one in done),
         files={name: sha256_of_file(run / name) for name in left if (run / name).exists()},
     ).with_digest()
 

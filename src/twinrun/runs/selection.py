@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -128,21 +129,26 @@ def select(project: Project, request: Request) -> Selection:
     workload = load_workload(loaded.workload)
     require_known(request.scale or SCALES[0], SCALES, "unknown scale", place="--scale")
     site = _site(project.root, request.cluster) if request.cluster else None
-    machine, vendor = _at_site(project, request, site) if site else _machine(project, request, loaded)
-    scale = _scale(request.scale, machine, site)
-    wanted = machine.vendor if vendor is None else vendor.value
-    stack, stack_choice = stack_for_run(project, loaded, asked=request.stack, vendor=wanted, machine=machine)
-    name = stack.stack.vendor
+    machine, vendor = _machine(project, request, loaded, site)
+    many = bool(site.site.gpu if site else machine.devices)
+    why = f"the nodes of {site.name} have GPUs" if site else "the machine has GPUs"
+    why = why if many else "no GPU in use"
+    scale = chosen("scale", request.scale, default="node" if many else "smoke", why=why)
+    stack, stack_choice = stack_for_run(
+        project, loaded, asked=request.stack, vendor=vendor.value, machine=machine
+    )
     if request.image:
         stack = stack.model_copy(update={"own_image": request.image})
     engine = _engine(project, request, stack, machine, site)
-    module = load_engine(engine.value)
-    launcher = _choice("launcher", request.launcher, site, default=LAUNCHER)
-    scheduler = _choice("scheduler", request.scheduler, site, default=SCHEDULER)
-    gpu = _site_gpu(project, site) if site else _gpu(machine, project.gpus, scale.value, loaded)
-    giver = load_scheduler(scheduler.value, site=site)
-    nodes = _nodes(giver, site, dry=request.dry)
-    hardware = _hardware(project, machine, gpu, vendor=name, nodes=nodes, site=site)
+    launcher = chosen("launcher", request.launcher, site=site, default=LAUNCHER)
+    scheduler = chosen("scheduler", request.scheduler, site=site, default=SCHEDULER)
+    module, giver = load_engine(engine.value), load_scheduler(scheduler.value, site=site)
+    hardware = _hardware(project, loaded, machine, site, scale=scale.value, vendor=stack.stack.vendor)
+    if not (request.dry and site is None):
+        # In a plan a site has all its nodes, in a run those that are up.
+        nodes = [site.site.nodes] if site else []
+        nodes += [] if request.dry else [giver.size()]
+        hardware = hardware.model_copy(update={"nodes": min(nodes)})
     plan, planned = resolve(
         loaded,
         scale=scale.value,
@@ -156,23 +162,26 @@ def select(project: Project, request: Request) -> Selection:
         leg=request.leg,
         workload=workload,
     )
-    chosen = vendor or Choice(name="vendor", value=name, because=_seen(machine))
     # The engine first: it changes when somebody builds an image.
-    decided = (engine, chosen, scale, stack_choice, launcher, scheduler)
-    checkpoints = checkpointing_of(request.checkpoint, workload=workload, plan=plan, source=request.source)
+    decided = (engine, vendor, scale, stack_choice, launcher, scheduler)
+    starter = load_launcher(plan.launcher)
+    if reason := starter.unusable(giver.abilities):
+        raise MachineError(reason, place=f"--launcher {plan.launcher}", found=plan.scheduler)
     selection = Selection(
         plan=plan,
         workload=workload,
-        checkpointing=checkpoints,
+        checkpointing=checkpointing_of(
+            request.checkpoint, workload=workload, plan=plan, source=request.source
+        ),
         engine=module,
-        launcher=_launcher(plan, giver),
+        launcher=starter,
         scheduler=giver,
-        choices=(*decided, *planned, *_estimate(plan), *_limit(plan, site), *_network(site)),
+        choices=(*decided, *planned, *_time(plan), *(_doubts(plan, site) if site else ())),
         recipe=loaded,
         stack=stack,
-        vendor=project.vendors[name],
+        vendor=project.vendors[stack.stack.vendor],
         machine=machine,
-        gpu=gpu,
+        gpu=hardware.gpu,
         signed=request.signed,
         hardware=hardware,
     )
@@ -183,16 +192,44 @@ def select(project: Project, request: Request) -> Selection:
 
 def demand_runnable(selection: Selection) -> None:
     """Raise a TwinrunError where the hardware, or the scheduler, cannot run a plan that was resolved."""
-    plan, scheduler = selection.plan, selection.scheduler
+    plan, scheduler, site = selection.plan, selection.scheduler, selection.site
     refuse(
         selection.workload,
         plan.description.points,
         plan.points,
         scale=plan.scale,
         hardware=selection.hardware,
-        here=scheduler.site is None,
+        here=site is None,
     )
-    _demand_nodes(scheduler, plan)
+    nodes = max(point.nodes for point in plan.points)
+    if reason := scheduler.unusable(nodes=nodes):
+        allowed = f"points of up to {site.site.nodes} nodes" if site else "points of one node"
+        hint = "print the plan with --dry, or use --scale node"
+        raise MachineError(reason, place=f"--scheduler {plan.scheduler}", allowed=allowed, hint=hint)
+    if site and nodes > site.site.nodes:
+        raise MachineError(
+            "no job gets so many nodes",
+            place=f"{site.place}.nodes",
+            found=nodes,
+            allowed=f"up to {site.site.nodes}",
+            hint="choose fewer with --set nodes=..., or print the plan with --dry",
+        )
+
+
+def chosen(
+    name: str,
+    asked: str | None,
+    *,
+    site: LoadedSite | None = None,
+    default: str,
+    why: str = "default when no --cluster is given",
+) -> Choice:
+    """Return what was asked for, else what the site has under that name, else the default; each with why."""
+    if asked:
+        return Choice(name=name, value=asked, because=ASKED)
+    if site:
+        return Choice(name=name, value=getattr(site.site, name), because=f"the site {site.name} has it")
+    return Choice(name=name, value=default, because=why)
 
 
 def _site(root: Path, name: str) -> LoadedSite:
@@ -204,94 +241,60 @@ def _site(root: Path, name: str) -> LoadedSite:
     return site
 
 
-def _at_site(project: Project, request: Request, site: LoadedSite) -> tuple[Machine, Choice]:
-    """Return this machine, which only submits, and the vendor of the site."""
-    vendor = site.site.vendor
-    require_vendor(vendor, project.vendors)
-    if request.vendor not in (None, vendor):
-        raise InputError(
-            "the site is of another vendor", place="--vendor", found=request.vendor, allowed=vendor
+def _machine(
+    project: Project, request: Request, loaded: LoadedRecipe, site: LoadedSite | None
+) -> tuple[Machine, Choice]:
+    """Return this machine, and the vendor; a site and a plan of paper scale may be of another one."""
+    root, asked = project.root, request.vendor
+    if site:
+        require_vendor(site.site.vendor, project.vendors)
+        if asked not in (None, site.site.vendor):
+            message, allowed = "the site is of another vendor", site.site.vendor
+            raise InputError(message, place="--vendor", found=asked, allowed=allowed)
+        return detect(root, vendor=processor(root)), chosen("vendor", None, site=site, default="")
+    only_a_plan = request.scale == "paper" and request.dry
+    if asked and only_a_plan:
+        require_vendor(asked, project.vendors)
+    machine = detect(root, vendor=None if only_a_plan else asked)
+    if only_a_plan and not (asked or machine.devices):
+        value, why = (
+            project.gpus[_published_gpu(loaded)].vendor,
+            "the published hardware; this is only a plan",
         )
-    machine = detect(project.root, vendor=processor(project.root))
-    return machine, Choice(name="vendor", value=vendor, because=f"the site {site.name} has it")
-
-
-def _site_gpu(project: Project, site: LoadedSite) -> Gpu | None:
-    if site.site.gpu is None:
-        return None
-    require_known(site.site.gpu, project.gpus, "no such GPU", place=f"{site.place}.gpu")
-    return project.gpus[site.site.gpu]
+    else:
+        value, devices = machine.vendor, machine.devices
+        why = f"{len(devices)} x {devices[0].name}" if devices else machine.probe
+    return machine, chosen("vendor", asked, default=value, why=why)
 
 
 def _hardware(
     project: Project,
+    loaded: LoadedRecipe,
     machine: Machine,
-    gpu: Gpu | None,
-    *,
-    vendor: str,
-    nodes: int | None,
     site: LoadedSite | None,
+    *,
+    scale: str,
+    vendor: str,
 ) -> Hardware:
+    """Return what the plan is made for: the site's, this machine's, else at paper scale the published."""
+    devices, own = len(machine.devices), site.site if site else None
+    named = machine.devices[0].gpu if devices else _published_gpu(loaded) if scale == "paper" else None
+    if own and site:
+        devices, named = own.nodes * own.devices_per_node if own.gpu else 0, own.gpu
+        if named:
+            require_known(named, project.gpus, "no such GPU", place=f"{site.place}.gpu")
+    gpu = project.gpus[named] if named else None
+    probed = [device.memory_bytes for device in machine.devices if device.memory_bytes]
     return Hardware(
         gpu=gpu,
-        device_memory_bytes=_device_memory(machine, gpu),
-        devices=_devices(machine, site),
-        cores=site.site.cores_per_node if site else machine.cpu_count,
-        nodes=nodes,
-        network_gbit_s=site.site.network_gbit_s if site else None,
+        device_memory_bytes=min(probed, default=gpu.device_memory_bytes if gpu else None),
+        devices=devices,
+        cores=own.cores_per_node if own else machine.cpu_count,
+        nodes=None,
+        network_gbit_s=own.network_gbit_s if own else None,
         vendor=vendor,
         processor=processor(project.root),
     )
-
-
-def _nodes(scheduler: Scheduler, site: LoadedSite | None, *, dry: bool) -> int | None:
-    """Return the nodes that points may have: of a site those that are up, in a plan all that it has."""
-    if dry:
-        return site.site.nodes if site else None
-    found = scheduler.size()
-    return min(found, site.site.nodes) if site else found
-
-
-def _devices(machine: Machine, site: LoadedSite | None) -> int:
-    """Return the GPUs that a plan may use, 0 on a processor."""
-    if site is None:
-        return len(machine.devices)
-    return site.site.nodes * site.site.devices_per_node if site.site.gpu else 0
-
-
-def _choice(name: str, asked: str | None, site: LoadedSite | None, *, default: str) -> Choice:
-    """Return what was asked for, else what the site has under that name, else the default."""
-    if site and not asked:
-        return Choice(name=name, value=getattr(site.site, name), because=f"the site {site.name} has it")
-    return Choice(name=name, value=asked or default, because=_why(asked))
-
-
-def _machine(project: Project, request: Request, loaded: LoadedRecipe) -> tuple[Machine, Choice | None]:
-    """Probe the machine; a paper-scale plan that will not run may be for GPUs it lacks."""
-    root, only_a_plan = project.root, request.scale == "paper" and request.dry
-    if request.vendor is None:
-        machine = detect(root)
-        if machine.devices or not only_a_plan:
-            return machine, None
-        vendor = project.gpus[_published_gpu(loaded)].vendor
-        return machine, Choice(
-            name="vendor", value=vendor, because="the published hardware; this is only a plan"
-        )
-    asked = Choice(name="vendor", value=request.vendor, because=_why(request.vendor))
-    if only_a_plan:
-        require_vendor(request.vendor, project.vendors)
-        return detect(root), asked
-    return detect(root, vendor=request.vendor), asked
-
-
-def _scale(asked: str | None, machine: Machine, site: LoadedSite | None) -> Choice:
-    if asked:
-        return Choice(name="scale", value=asked, because=_why(asked))
-    if site and site.site.gpu:
-        return Choice(name="scale", value="node", because=f"the nodes of {site.name} have GPUs")
-    if machine.devices:
-        return Choice(name="scale", value="node", because="the machine has GPUs")
-    return Choice(name="scale", value="smoke", because="no GPU in use")
 
 
 def _engine(
@@ -303,27 +306,18 @@ def _engine(
         require_known(found, ("docker", "podman"), "runs no image by its name", place="--image")
         return Choice(name="engine", value=found, because=f"it runs the image {request.image}")
     if site:
-        return _choice("engine", request.engine, site, default="venv")
+        return chosen("engine", request.engine, site=site, default="venv")
     built, vendor = stack.stack.archs, project.vendors[stack.stack.vendor]
     unfit = misfit(built=built, machine=machine, vendor=vendor, gpus=project.gpus)
     if request.engine:
         if load_engine(request.engine).RUNS_IMAGES:
             refuse_misfit(image=stack.image(), built=built, unfit=unfit)
-        return Choice(name="engine", value=request.engine, because=_why(request.engine))
+        return chosen("engine", request.engine, default="")
     reason = load_engine("docker").unusable(stack=stack, vendor=vendor)
     if reason is None and unfit:
         reason = f"{stack.image()} is built for {', '.join(built)}, not for {unfit}"
-    if reason is None:
-        because = f"the daemon answers and has {stack.image()}"
-        return Choice(name="engine", value="docker", because=because)
-    return Choice(name="engine", value="venv", because=reason)
-
-
-def _gpu(machine: Machine, gpus: dict[str, Gpu], scale: str, loaded: LoadedRecipe) -> Gpu | None:
-    if machine.devices:
-        known = machine.devices[0].gpu
-        return gpus[known] if known else None
-    return gpus[_published_gpu(loaded)] if scale == "paper" else None
+    docker = f"the daemon answers and has {stack.image()}"
+    return chosen("engine", None, default="venv" if reason else "docker", why=reason or docker)
 
 
 def _published_gpu(loaded: LoadedRecipe) -> str:
@@ -331,123 +325,9 @@ def _published_gpu(loaded: LoadedRecipe) -> str:
     named = [claim.hardware.gpu for claim in published.claim if claim.hardware]
     named += [claim.over.gpu for claim in published.between_records]
     if not named:
-        raise InputError(
-            "no claim names its hardware", place=f"{loaded.folder}/published.toml:claim.hardware"
-        )
+        place = f"{loaded.folder}/published.toml:claim.hardware"
+        raise InputError("no claim names its hardware", place=place)
     return named[0]
-
-
-def _device_memory(machine: Machine, gpu: Gpu | None) -> int | None:
-    probed = [device.memory_bytes for device in machine.devices if device.memory_bytes]
-    if probed:
-        return min(probed)
-    return gpu.device_memory_bytes if gpu else None
-
-
-def _launcher(plan: Plan, scheduler: Scheduler) -> Launcher:
-    """Return the launcher; raises MachineError where it cannot start ranks on what the scheduler gives."""
-    launcher = load_launcher(plan.launcher)
-    reason = launcher.unusable(scheduler.abilities)
-    if reason:
-        raise MachineError(reason, place=f"--launcher {plan.launcher}", found=plan.scheduler)
-    return launcher
-
-
-def _demand_nodes(scheduler: Scheduler, plan: Plan) -> None:
-    """Raise MachineError where the scheduler cannot give the nodes of a point."""
-    nodes = max(point.nodes for point in plan.points)
-    site = scheduler.site
-    reason = scheduler.unusable(nodes=nodes)
-    if reason:
-        raise MachineError(
-            reason,
-            place=f"--scheduler {plan.scheduler}",
-            allowed=f"points of up to {site.site.nodes} nodes" if site else "points of one node",
-            hint="print the plan with --dry, or use --scale node",
-        )
-    if site and nodes > site.site.nodes:
-        raise MachineError(
-            "no job gets so many nodes",
-            place=f"{site.place}.nodes",
-            found=nodes,
-            allowed=f"up to {site.site.nodes}",
-            hint="choose fewer with --set nodes=..., or print the plan with --dry",
-        )
-
-
-def _most(point: Point) -> float | None:
-    """Return the seconds of a point at the upper end of the interval of a step, None where nobody knows."""
-    first = point.predicted[0] if point.predicted else None
-    if point.seconds is None or first is None or not first.seconds or not first.covers:
-        return point.seconds
-    return point.seconds * max(1.0, first.covers[1] / first.seconds)
-
-
-def _estimate(plan: Plan) -> tuple[Choice, ...]:
-    """Return how long the points will take and the node-hours of that, where anything is known of it."""
-    known = [point for point in plan.points if point.seconds is not None]
-    if not known:
-        return ()
-    start = LATER_START if bytecode_folder().is_dir() else FIRST_START
-    total, most = (
-        start + sum(one.seconds or 0 for one in known),
-        start + sum(_most(one) or 0 for one in known),
-    )
-    value = f"about {duration(total)}" + (f", at most {duration(most)}" if most > 1.02 * total else "")
-    each = [f"start {duration(start)}", *(f"{one.id} {duration(one.seconds or 0)}" for one in known)]
-    because = ", ".join(each)
-    if unknown := [one.id for one in plan.points if one.seconds is None]:
-        value += f" for {len(known)} of {len(plan.points)} points"
-        because += f"; not estimated: {', '.join(unknown)}"
-    found = [Choice(name="time", value=value, because=because)]
-    if max(point.nodes for point in plan.points) > 1 and not unknown:
-        hours, worst = (
-            sum(one.nodes * (start + (of(one) or 0)) for one in known) / 3600
-            for of in (lambda one: one.seconds, _most)
-        )
-        value, because = f"{number(hours)}, at most {number(worst)}", "nodes of each point by its time"
-        found.append(Choice(name="node hours", value=value, because=because))
-    return tuple(found)
-
-
-def _limit(plan: Plan, site: LoadedSite | None) -> tuple[Choice, ...]:
-    """Return what stands against the time limit of a site: points that may take longer, or nobody knows."""
-    if site is None:
-        return ()
-    most = {point.id: _most(point) for point in plan.points}
-    longer = [
-        f"{name} takes up to {duration(seconds + FIRST_START)}"
-        for name, seconds in most.items()
-        if seconds is not None and seconds + FIRST_START > site.site.minutes * 60
-    ]
-    found = []
-    if longer:
-        because = f"{', '.join(longer)}: raise `minutes` of {site.place}"
-        found.append(Choice(name="limit", value=f"{site.site.minutes} min is too short", because=because))
-    if unknown := [name for name, seconds in most.items() if seconds is None]:
-        because = f"not estimated: {', '.join(unknown)}; a job is ended after that"
-        found.append(Choice(name="limit", value=f"{site.site.minutes} min", because=because))
-    return tuple(found)
-
-
-def _network(site: LoadedSite | None) -> tuple[Choice, ...]:
-    """Return that sockets carry what a fast link is declared for, where that was measured."""
-    measured = qualification_of(site) if site else None
-    if site is None or measured is None or not is_slow(site.site, measured):
-        return ()
-    value = f"{measured.transport} carries the messages, where a fast link is declared"
-    because = f"measured {measured.created:%Y-%m-%d}; {site.place} declares the link"
-    return (Choice(name=NETWORK, value=value, because=because),)
-
-
-def _seen(machine: Machine) -> str:
-    if not machine.devices:
-        return machine.probe
-    return f"{len(machine.devices)} x {machine.devices[0].name}"
-
-
-def _why(asked: str | None) -> str:
-    return ASKED if asked else "default when no --cluster is given"
 
 
 def stack_for_run(
@@ -457,18 +337,37 @@ def stack_for_run(
 
     Raises:
         InputError: the recipe has no stack for the vendor, or the one that is asked for does not serve it.
+        MachineError: no stack that serves the recipe is built for the GPUs of this machine.
     """
     stacks = loaded.recipe.stacks
     there = (name for name in stacks.published if (project.root / "images" / "stacks" / name).is_dir())
     serving = [*stacks.current.values(), *stacks.also, *there]
-    name = asked or _fitting(project, loaded, vendor, machine)
-    if name is None:
+    current, name, why = stacks.current.get(vendor), asked, f"the recipe's current stack for {vendor}"
+    if not asked and current is None:
         raise InputError(
             "the recipe has no stack for this vendor",
             place=f"{loaded.folder}/recipe.toml:stacks.current",
             found=vendor,
             allowed=sorted(stacks.current),
         )
+    if not asked and current:
+        also = (one for one in stacks.also if project.stack(one).stack.vendor == vendor)
+        built = {one: project.stack(one).stack.archs for one in (current, *also)}
+        card, gpus = project.vendors[vendor], project.gpus
+        unfit = {
+            one: misfit(built=archs, machine=machine, vendor=card, gpus=gpus) for one, archs in built.items()
+        }
+        name = next((one for one in built if not unfit[one]), None)
+        if name is None:
+            raise MachineError(
+                "no stack of this recipe is built for this GPU",
+                place="--stack",
+                found=unfit[current],
+                allowed=[f"{one}: {', '.join(archs)}" for one, archs in built.items()],
+                hint="name one with --stack to try it all the same, or take --vendor cpu",
+            )
+        why = why if name == current else f"{current} is not built for this GPU"
+    assert name
     stack = project.stack(name)
     require_known(name, serving, "the stack does not serve this recipe", place="--stack")
     if stack.stack.vendor != vendor:
@@ -479,38 +378,51 @@ def stack_for_run(
             allowed=f"a stack for {vendor}",
             hint=f"add --vendor {stack.stack.vendor}, or leave --stack out",
         )
-    return stack, _reason(loaded, stack, asked=asked)
+    return stack, chosen("stack", asked, default=name, why=why)
 
 
-def _fitting(project: Project, loaded: LoadedRecipe, vendor: str, machine: Machine) -> str | None:
-    """Return the vendor's current stack, or the first further one where that is not built for the GPUs.
-
-    Raises:
-        MachineError: no stack that serves the recipe is built for the GPUs of this machine.
-    """
-    stacks = loaded.recipe.stacks
-    current = stacks.current.get(vendor)
-    if current is None:
-        return None
-    serving = (current, *(name for name in stacks.also if project.stack(name).stack.vendor == vendor))
-    unfit: str | None = None
-    for name in serving:
-        built = project.stack(name).stack.archs
-        unfit = misfit(built=built, machine=machine, vendor=project.vendors[vendor], gpus=project.gpus)
-        if not unfit:
-            return name
-    raise MachineError(
-        "no stack of this recipe is built for this GPU",
-        place="--stack",
-        found=unfit,
-        allowed=[f"{name}: {', '.join(project.stack(name).stack.archs)}" for name in serving],
-        hint="name one with --stack to try it all the same, or take --vendor cpu",
-    )
+def _most(point: Point) -> float | None:
+    """Return the seconds of a point at the upper end of the interval of a step, None where nobody knows."""
+    first = point.predicted[0] if point.predicted else None
+    if point.seconds is None or first is None or not first.seconds or not first.covers:
+        return point.seconds
+    return point.seconds * max(1.0, first.covers[1] / first.seconds)
 
 
-def _reason(loaded: LoadedRecipe, stack: LoadedStack, *, asked: str | None) -> Choice:
-    vendor, name = stack.stack.vendor, stack.stack.name
-    because = ASKED if asked else f"the recipe's current stack for {vendor}"
-    if not asked and name != (current := loaded.recipe.stacks.current[vendor]):
-        because = f"{current} is not built for this GPU"
-    return Choice(name="stack", value=stack.stack.name, because=because)
+def _time(plan: Plan) -> Iterator[Choice]:
+    """Yield how long the points will take and the node-hours of that, where anything is known of it."""
+    known = {one.id: (one.seconds, _most(one) or 0.0) for one in plan.points if one.seconds is not None}
+    if not known:
+        return
+    start = LATER_START if bytecode_folder().is_dir() else FIRST_START
+    total, most = (start + sum(several) for several in zip(*known.values(), strict=True))
+    value = f"about {duration(total)}" + (f", at most {duration(most)}" if most > 1.02 * total else "")
+    each = [f"start {duration(start)}", *(f"{name} {duration(one)}" for name, (one, _) in known.items())]
+    because = ", ".join(each)
+    if unknown := [one.id for one in plan.points if one.seconds is None]:
+        value += f" for {len(known)} of {len(plan.points)} points"
+        because += f"; not estimated: {', '.join(unknown)}"
+    yield Choice(name="time", value=value, because=because)
+    if max(point.nodes for point in plan.points) > 1 and not unknown:
+        each_node = [[one.nodes * (start + each) for each in known[one.id]] for one in plan.points]
+        hours, worst = (sum(several) / 3600 for several in zip(*each_node, strict=True))
+        value, because = f"{number(hours)}, at most {number(worst)}", "nodes of each point by its time"
+        yield Choice(name="node hours", value=value, because=because)
+
+
+def _doubts(plan: Plan, site: LoadedSite) -> Iterator[Choice]:
+    """Yield what stands against a site: points beyond its limit, or nobody knows; a slow network."""
+    limit, most = site.site.minutes, {point.id: _most(point) for point in plan.points}
+    ends = {name: seconds + FIRST_START for name, seconds in most.items() if seconds is not None}
+    longer = [f"{name} takes up to {duration(end)}" for name, end in ends.items() if end > limit * 60]
+    if longer:
+        because = f"{', '.join(longer)}: raise `minutes` of {site.place}"
+        yield Choice(name="limit", value=f"{limit} min is too short", because=because)
+    if unknown := [name for name in most if name not in ends]:
+        because = f"not estimated: {', '.join(unknown)}; a job is ended after that"
+        yield Choice(name="limit", value=f"{limit} min", because=because)
+    measured = qualification_of(site)
+    if measured and is_slow(site.site, measured):
+        value = f"{measured.transport} carries the messages, where a fast link is declared"
+        because = f"measured {measured.created:%Y-%m-%d}; {site.place} declares the link"
+        yield Choice(name=NETWORK, value=value, because=because)

@@ -19,6 +19,7 @@ from twinrun.protocol.signals import SNIFFS, WINDOW, Sniff, alarms
 from twinrun.results.judged import measured_points
 from twinrun.runs.prepared import Prepared
 from twinrun.runs.progress import Display
+from twinrun.runs.sources import Sources, changed_since
 from twinrun.workloads.workload import MeasuredPoint, Point, PointRecord, Workload
 
 
@@ -28,6 +29,8 @@ class PointOutcome(Frozen):
     plan_sha256: str
     point: PointRecord
     allocation: Allocation
+    changed: tuple[str, ...] = ()
+    """Files that ranks could import which were edited while they ran."""
 
 
 class Nose:
@@ -63,6 +66,7 @@ class SweepRun:
     """Runs the points of one plan that are not finished yet."""
 
     prepared: Prepared
+    sources: Sources
     ranks: Ranks
     display: Display
 
@@ -134,7 +138,10 @@ class SweepRun:
                 )
                 (measured,) = measured_points(plan, (sent,), self.prepared.selection.gpu)
                 self.display.end(point.id, status=summary(measured, workload.headline))
-                return PointOutcome(plan_sha256=plan.sha256(), point=sent, allocation=launched)
+                changed = changed_since(self.prepared.run, self.sources)
+                return PointOutcome(
+                    plan_sha256=plan.sha256(), point=sent, allocation=launched, changed=changed
+                )
             self.display.end(point.id, status=f"{name}: out of memory")
         raise MachineError(
             "nothing that was tried fits into the memory of a device",

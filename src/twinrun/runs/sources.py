@@ -1,0 +1,193 @@
+"""The sources that ranks import: copied into the run folder before its first point, and told by their digest.
+
+Ranks see the copy alone, so that no edit of the checkout changes a run that has begun.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from twinrun.foundation.errors import InputError
+from twinrun.foundation.files import sha256_of_bytes, write_atomically
+from twinrun.foundation.manifest import Frozen, load_json
+from twinrun.protocol.allocation import Revision
+from twinrun.runs.prepared import Prepared
+
+FOLDER, SEAL = "sources", "sources.json"
+# What no rank reads, and the most bytes of a file that is no module: data lie elsewhere.
+_UNREAD, _MODULES, _LARGEST = {"__pycache__", "results", "tests"}, {".py", ".so"}, 4 << 20
+_PATIENCE_SECONDS = 20
+# Variables of git, as its hooks have them, that lead to another repository.
+_ELSEWHERE = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}
+
+
+class Sources(Frozen):
+    """sources.json: what was copied, from which state of the project; written when all of it is there."""
+
+    revision: Revision
+    files: dict[str, str]
+    """SHA-256 by name."""
+
+
+def sealed(prepared: Prepared, *, starts: bool) -> tuple[Prepared, Sources]:
+    """Copy what ranks import into the run folder, once, and return the run that starts from there.
+
+    Args:
+        starts: whether anything is still to be started.
+
+    Raises:
+        InputError: it is, and the run was begun with other sources.
+    """
+    run, folders = prepared.run, _folders(prepared)
+    copy, seal = run / FOLDER, run / SEAL
+    if seal.is_file() and starts:
+        _demand_same(prepared, load_json(seal, Sources))
+    if not seal.is_file():
+        part = run / f".{FOLDER}"
+        shutil.rmtree(part, ignore_errors=True)
+        for source, name in folders.items():
+            for file in _files(source):
+                target = part / name / file.relative_to(source)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
+        shutil.rmtree(copy, ignore_errors=True)
+        part.rename(copy)
+        found = _digests(copy)
+        sources = Sources(revision=_revision(prepared, copy, found), files=found)
+        write_atomically(seal, sources.model_dump_json(indent=1) + "\n")
+    workspace, own = prepared.workspace, prepared.script
+
+    def moved(path: Path) -> Path:
+        return next(
+            copy / name / path.relative_to(one) for one, name in folders.items() if path.is_relative_to(one)
+        )
+
+    workspace = workspace.model_copy(
+        update={"root": copy, "packages": tuple(map(moved, workspace.packages)), "recipe": None}
+    )
+    script = moved(own) if isinstance(own, Path) else own
+    return replace(prepared, workspace=workspace, script=script), load_json(seal, Sources)
+
+
+def _demand_same(prepared: Prepared, sources: Sources) -> None:
+    """Raise InputError where the checkout is no longer what the run was begun with."""
+    found: dict[str, str] = {}
+    for source, name in _folders(prepared).items():
+        found |= {f"{name}/{file.relative_to(source).as_posix()}": _sha256(file) for file in _files(source)}
+    if (tree := _tree(found)) != sources.revision.tree:
+        now, names = _git(prepared.project.root, "rev-parse", "HEAD")[0], _apart(found, sources.files)
+        raise InputError(
+            "the run was begun with other sources",
+            place=str(prepared.run),
+            found=f"commit {(now or b'none').decode().strip()}, sources {tree[:12]}: {', '.join(names[:5])}",
+            allowed=f"commit {sources.revision.commit or 'none'}, sources {str(sources.revision.tree)[:12]}",
+            hint="check out what it was begun with, or leave --resume out to start another run",
+        )
+
+
+def changed_since(run: Path, sources: Sources) -> tuple[str, ...]:
+    """Return the files of the copy that are no longer what was copied."""
+    return tuple(_apart(_digests(run / FOLDER), sources.files))
+
+
+def _folders(prepared: Prepared) -> dict[Path, str]:
+    """Return the folders that ranks may read code from, by where each lies in the copy."""
+    root, recipe = prepared.project.root, prepared.selection.recipe
+    own = root / recipe.folder
+    stack = root / prepared.selection.stack.folder
+    kernels = [one.parent for one in prepared.workspace.packages if not one.is_relative_to(own)]
+    inner = {one: one.relative_to(root).as_posix() for one in (root / "src", stack, *kernels)}
+    return {own: f"recipes/{recipe.recipe.name}", **inner}
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield what is copied of a folder: modules, and other files that are not large."""
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(one for one in folders if one not in _UNREAD and _is_source(one))
+        for file in (Path(place, one) for one in sorted(names) if _is_source(one)):
+            if file.is_file() and (file.suffix in _MODULES or file.stat().st_size <= _LARGEST):
+                yield file
+
+
+def _is_source(name: str) -> bool:
+    return name.isprintable() and not name.startswith(".") and not name.endswith((".pyc", ".egg-info"))
+
+
+def _digests(copy: Path) -> dict[str, str]:
+    return {file.relative_to(copy).as_posix(): _sha256(file) for file in _files(copy)}
+
+
+def _sha256(file: Path) -> str:
+    return sha256_of_bytes(file.read_bytes())
+
+
+def _tree(files: Mapping[str, str]) -> str:
+    return sha256_of_bytes("".join(f"{files[name]}  {name}\n" for name in sorted(files)).encode())
+
+
+def _apart(found: Mapping[str, str], allowed: Mapping[str, str]) -> list[str]:
+    return [name for name in sorted({**found, **allowed}) if found.get(name) != allowed.get(name)]
+
+
+def _revision(prepared: Prepared, copy: Path, files: Mapping[str, str]) -> Revision:
+    """Return the commit, and what it does not have of the copy: git's own index may be told to look away.
+
+    A recipe outside the checkout is of no commit of it.
+    """
+    root, tree = prepared.project.root, _tree(files)
+    names = [name for folder, name in _folders(prepared).items() if folder.is_relative_to(root)]
+    head, unknown = _git(root, "rev-parse", "HEAD")
+    commit = head.decode().strip() if head else None
+    listed, unseen = _git(root, "ls-tree", "-r", "-z", commit, "--", *names) if commit else (None, None)
+    if not (commit and listed):
+        # Without a file of ours it is the checkout of something else.
+        mine = commit if listed is None else None
+        return Revision(commit=mine, changes_sha256=None, tree=tree, unknown=unknown or unseen)
+    rows = (row.partition(b"\t") for row in listed.split(b"\0") if row)
+    known = {os.fsdecode(name): row.split()[2].decode() for row, _, name in rows}
+    ours = {one: digest for one, digest in files.items() if any(one.startswith(f"{name}/") for name in names)}
+    lines = [
+        f"{digest}  {name}\n"
+        for name, digest in sorted(ours.items())
+        if (name in known or Path(name).suffix in _MODULES)
+        and known.get(name) != _blob(copy / name, like=commit)
+    ]
+    # Of the modules that a commit has, all that a copy takes must be there.
+    gone = [Path(name) for name in known.keys() - ours.keys() if Path(name).suffix in _MODULES]
+    lines += [f"gone  {name}\n" for name in sorted(map(str, gone)) if not _UNREAD & set(Path(name).parts)]
+    changes = sha256_of_bytes("".join(lines).encode()) if lines else None
+    return Revision(commit=commit, changes_sha256=changes, tree=tree)
+
+
+def _blob(file: Path, *, like: str) -> str:
+    """Return git's name of a content, by the hash of the repository's names."""
+    content = file.read_bytes()
+    made: Any = hashlib.sha256 if len(like) == 64 else hashlib.sha1
+    return str(made(b"blob %d\0" % len(content) + content).hexdigest())
+
+
+def _git(root: Path, *arguments: str) -> tuple[bytes | None, str | None]:
+    """Return what git prints; else None, with why that is not known where the folder is a checkout."""
+    # LC_ALL and no optional locks: reading must neither translate nor touch the checkout.
+    kept = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
+    variables = kept | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
+    command = ["git", "-C", str(root), *arguments]
+    if not any((one / ".git").exists() for one in (root, *root.parents)):
+        return None, None
+    try:
+        done = subprocess.run(
+            command, capture_output=True, check=False, env=variables, timeout=_PATIENCE_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, f"git {arguments[0]}: {type(error).__name__}"
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    return (
+        (done.stdout, None) if done.returncode == 0 else (None, f"git {arguments[0]}: {' '.join(said[:1])}")
+    )
