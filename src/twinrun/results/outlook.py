@@ -34,9 +34,13 @@ class ClaimOutlook(Frozen):
 
 
 def outlook(plan: Plan, project: Project) -> tuple[ClaimOutlook, ...]:
-    """Return for each claim about one record whether a run of a plan will answer it; runs nothing."""
+    """Return for each claim whether a run of a plan will answer it; runs nothing."""
     record = planned(plan, project)
-    return tuple(_of_claim(claim, record) for claim in record.recipe.published.claim)
+    alone = [_of_claim(claim, record) for claim in record.recipe.published.claim]
+    for claim in record.recipe.published.between_records:
+        how = f"needs records of {claim.over} and of {claim.under}: `invoke compare --claims A B`"
+        alone.append(ClaimOutlook(claim=claim.id, answered=False, how=how))
+    return tuple(alone)
 
 
 def planned(plan: Plan, project: Project) -> Judged:
@@ -94,7 +98,8 @@ def _conditions(question: Asked) -> Iterator[Condition]:
         of = described[place.point.id]
         if of.steps - of.rising_steps < needed:
             seen = f"{of.steps} steps, of which the learning rate rises in the first {of.rising_steps}"
-            yield Condition(name="training", met=False, seen=f"{seen}; {needed} after them are needed")
+            more = f"{needed} after them are needed: --set steps={of.rising_steps + needed}"
+            yield Condition(name="training", met=False, seen=f"{seen}; {more}")
     controls = sum(getattr(place.point.part, "controls", 0) for place in question.places)
     if question.claim.kind == "parity" and controls < LEAST_CONTROLS:
         seen = f"an envelope needs --controls {LEAST_CONTROLS}, and the plan has {controls}"
