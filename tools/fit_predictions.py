@@ -24,7 +24,7 @@ from twinrun.predict.calibration import Calibration, KernelShape, calibration
 from twinrun.predict.parallel_layout import Machines, ParallelLayout
 from twinrun.predict.rows import rows
 from twinrun.predict.step import step_time
-from twinrun.protocol.work import ModelWork
+from twinrun.protocol.models.shape import ModelWork
 
 ROOT = Path(__file__).resolve().parents[1]
 # Shares that a figure is moved by, and of the loss that a move must save.

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from twinrun.foundation.errors import MachineError
-from twinrun.protocol.storage import check_storage
+from twinrun.protocol.layout import check_storage
 from twinrun.protocol.training import TrainingJob
 
 # Where PyTorch compiles extensions, and the file that it waits for.

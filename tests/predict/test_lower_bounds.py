@@ -16,7 +16,7 @@ from twinrun.predict.configured_model import generic_flops
 from twinrun.predict.parallel_layout import Machines, ParallelLayout
 from twinrun.predict.step import FP8_PEAK, step_time
 from twinrun.protocol.models import members
-from twinrun.protocol.work import ModelWork
+from twinrun.protocol.models.shape import ModelWork
 
 GPUS = [gpu for gpu in Project(ROOT).gpus.values() if gpu.link_gb_s]
 KNOWN = calibration()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -414,8 +415,9 @@ def test_a_second_signer_within_both_spreads_confirms(
     signers: tuple[str, str], rate: float, why: str
 ) -> None:
     given: Content = {"gpu": "h200", "scale": "node", "settings": ("model=mpt-7b",), "spread": 0.01}
-    mine = training().replaced(signer=signers[0])
-    theirs = training_record({**RATES, "devices=4": rate}, run="another", **given).replaced(signer=signers[1])
+    mine = dataclasses.replace(training(), signer=signers[0])
+    theirs = training_record({**RATES, "devices=4": rate}, run="another", **given)
+    theirs = dataclasses.replace(theirs, signer=signers[1])
     found = {one.claim: one for one in confirmations(mine, theirs)}
     assert why in found["throughput-1-node"].why
     assert found["throughput-1-node"].confirmed == ("agrees" in why)

@@ -12,8 +12,7 @@ from pydantic import Field
 
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import Frozen, load_toml, validate
-from twinrun.protocol.models.shape import ModelShape, Positive
-from twinrun.protocol.work import BlockWork, ModelWork, Product
+from twinrun.protocol.models.shape import BlockWork, ModelShape, ModelWork, Positive, Product
 
 # Longest sequence that is taken where nobody names one; a config.json says what a model could hold.
 MOST_TOKENS = 8192

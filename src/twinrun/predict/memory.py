@@ -8,8 +8,7 @@ from typing import Literal
 from twinrun.foundation.text import GIB
 from twinrun.manifests.vendor import Gpu
 from twinrun.predict.parallel_layout import Machines, ParallelLayout
-from twinrun.protocol.models.shape import HEAD_TOKENS
-from twinrun.protocol.work import ModelWork
+from twinrun.protocol.models.shape import HEAD_TOKENS, ModelWork
 
 # Devices have up to 7 % more than the data sheet's decimal gigabytes; the runtime's context takes of it.
 CAPACITY, CONTEXT = 1.06, GIB // 2

@@ -7,8 +7,7 @@ from typing import Literal
 
 from twinrun.foundation.errors import InputError
 from twinrun.manifests.vendor import Gpu
-from twinrun.protocol.models.shape import ActivationCheckpointing
-from twinrun.protocol.work import BlockWork, ModelWork
+from twinrun.protocol.models.shape import ActivationCheckpointing, BlockWork, ModelWork
 
 Recomputation = ActivationCheckpointing
 Shards = Literal["none", "optimizer", "gradients", "parameters"]

@@ -13,8 +13,7 @@ from twinrun.predict.kernel_times import predicted_scan
 from twinrun.predict.memory import Memory, largest_microbatch, memory
 from twinrun.predict.parallel_layout import GIGABIT, Machines, ParallelLayout
 from twinrun.predict.step import IMBALANCE, StepTime, step_time
-from twinrun.protocol.models.shape import ModelShape
-from twinrun.protocol.work import ModelWork
+from twinrun.protocol.models.shape import ModelShape, ModelWork
 
 WORDS: dict[bool, Literal["none", "whole"]] = {True: "whole", False: "none"}
 NETWORK = "--network, or `network_gbit_s` of a site in cluster.toml,"

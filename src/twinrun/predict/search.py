@@ -13,8 +13,7 @@ from twinrun.predict.calibration import Calibration, Software
 from twinrun.predict.memory import memory
 from twinrun.predict.parallel_layout import Machines, ParallelLayout, Recomputation, Shards
 from twinrun.predict.prediction import Prediction, distance, predict, timed, unknown_time
-from twinrun.protocol.models.shape import ModelShape
-from twinrun.protocol.work import ModelWork
+from twinrun.protocol.models.shape import ModelShape, ModelWork
 
 SHARDS: tuple[Shards, ...] = ("none", "optimizer", "gradients", "parameters")
 RECOMPUTATIONS: tuple[Recomputation, ...] = (False, "selective", True)

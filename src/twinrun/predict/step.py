@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 
 from twinrun.predict.calibration import Calibration, Software
 from twinrun.predict.parallel_layout import Machines, ParallelLayout
-from twinrun.protocol.work import ModelWork, Product
+from twinrun.protocol.models.shape import ModelWork, Product
 
 # Elements that eager kernels read and write in a forward pass, for each feature of the residual stream (two
 # norms, two sums, three biases) and for each of the hidden layer (bias and activation).

@@ -145,8 +145,8 @@ class Tracer:
         if not self._sums:
             return {}
         sums = torch.stack(list(self._sums.values()))
-        if _distributed():
-            torch.distributed.all_reduce(sums)
+        if group := _group():
+            group.all_reduce(sums)
         sums[:, 0] = sums[:, 0].sqrt()
         return {f"forward {name}": row for name, row in zip(self._sums, sums, strict=True)}
 
@@ -182,16 +182,16 @@ class Tracer:
         return self._drawn[key]
 
 
-def _distributed() -> bool:
-    import torch
+def _group() -> Any:
+    """Return torch.distributed where ranks share the training, else None."""
+    from torch import distributed
 
-    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+    return distributed if distributed.is_available() and distributed.is_initialized() else None
 
 
 def _rank() -> int:
-    import torch
-
-    return torch.distributed.get_rank() if _distributed() else 0
+    group = _group()
+    return group.get_rank() if group else 0
 
 
 def _recomputing() -> bool:

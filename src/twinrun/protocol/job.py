@@ -88,19 +88,17 @@ def forget(metrics: Path, point: str) -> None:
 
     It reads every line of the file: who knows that a point has none does not call it.
     """
-    if not metrics.exists():
-        return
-    lines = metrics.read_text(encoding="utf-8", errors="replace").splitlines()
-    kept = [line for line in lines if _is_of_another(line, point)]
+
+    def is_of_another(line: str) -> bool:
+        try:
+            return MetricsLine.model_validate_json(line).point != point
+        except ValidationError:
+            return False
+
+    lines = metrics.read_text(encoding="utf-8", errors="replace").splitlines() if metrics.exists() else []
+    kept = [line for line in lines if is_of_another(line)]
     if len(kept) < len(lines):
         write_atomically(metrics, "".join(f"{line}\n" for line in kept))
-
-
-def _is_of_another(line: str, point: str) -> bool:
-    try:
-        return MetricsLine.model_validate_json(line).point != point
-    except ValidationError:
-        return False
 
 
 class ProofResult(Result):

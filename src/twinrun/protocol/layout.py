@@ -1,11 +1,16 @@
-"""How the ranks of a point share a training: rows of a recipe's `[layouts]`."""
+"""How the ranks of a point share a training: rows of a recipe's `[layouts]`, and the disk of an offload."""
 
 from __future__ import annotations
 
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.models.shape import Positive
 
@@ -75,3 +80,32 @@ class Layout(Frozen):
     def least_devices(self) -> int:
         """Return the fewest ranks that it needs."""
         return self.replicas * (self.experts or 1)
+
+
+# Master weights and the two moments of Adam.
+BYTES_PER_PARAMETER = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageNeed:
+    """A folder that takes the optimizer state of so many parameters."""
+
+    folder: str
+    parameters: int
+
+
+def check_storage(folder: str, *, parameters: int, place: str) -> None:
+    """Refuse a folder that does not take the optimizer state of so many parameters.
+
+    Raises:
+        InputError: it is no place to write to; names the setting at `place`.
+        MachineError: the disk is too small.
+    """
+    if not Path(folder).is_dir() or not os.access(folder, os.W_OK):
+        allowed = "a folder on a disk of the machine that trains"
+        raise InputError("no folder that can be written", place=place, found=folder, allowed=allowed)
+    free, needed = shutil.disk_usage(folder).free, BYTES_PER_PARAMETER * parameters
+    if free < needed:
+        found, message = f"{free / 1e9:.1f} GB free", "the disk is too small for what is offloaded"
+        allowed = f"{needed / 1e9:.1f} GB or more: {BYTES_PER_PARAMETER} bytes for each parameter"
+        raise MachineError(message, place=folder, found=found, allowed=allowed)

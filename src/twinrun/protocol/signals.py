@@ -55,8 +55,6 @@ SNIFFS = "sniffs.jsonl"
 LEAST_EXCESS, DEVIATIONS = 0.05, 9.0
 # As many sniffs must agree, of the newest WINDOW.
 AGREEING, WINDOW = 3, 5
-# Half the middle of a normal distribution lies within this many of its deviations.
-_NORMAL = 0.6745
 SniffKind = Literal["compute", "exchange"]
 
 
@@ -105,7 +103,9 @@ def alarms(sniffs: Sequence[Sniff]) -> tuple[Alarm, ...]:
         for rank in range(len(rows[0])):
             own = [row[rank] for row in excesses]
             others = [one for row in excesses for place, one in enumerate(row) if place != rank]
-            bar = max(math.log1p(LEAST_EXCESS), DEVIATIONS * _deviation(others) / math.sqrt(len(own)))
+            # Half of the values of a normal distribution lie within 0.6745 of its deviations.
+            deviation = statistics.median(map(abs, others)) / 0.6745
+            bar = max(math.log1p(LEAST_EXCESS), DEVIATIONS * deviation / math.sqrt(len(own)))
             if sum(one > bar for one in own) >= max(AGREEING, len(own) - 1) and statistics.median(own) > bar:
                 excess = math.expm1(statistics.median(own))
                 found.append(Alarm(step=newest[0].step, rank=rank, kind=kind, excess=excess))
@@ -116,8 +116,3 @@ def _excesses(row: Sequence[float]) -> list[float]:
     """Return the logarithm of each rank's time over the median of the ranks."""
     middle = statistics.median(row)
     return [math.log(max(one, 1e-9) / max(middle, 1e-9)) for one in row]
-
-
-def _deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation that half the values would have if they were normal."""
-    return statistics.median(map(abs, values)) / _NORMAL

@@ -230,14 +230,12 @@ class DataSource(Frozen):
         if self.kind == "hugging-face" and self.form != "tokens":
             needed.append("tokenizer_revision")
         if missing := [name for name in needed if getattr(self, name) is None]:
-            raise ValueError(
-                f"data of kind `{self.kind}` and form `{self.form}` also needs: {', '.join(missing)}"
-            )
+            kind = f"data of kind `{self.kind}` and form `{self.form}`"
+            raise ValueError(f"{kind} also needs: {', '.join(missing)}")
         for name in ("revision", "tokenizer_revision"):
             if (commit := getattr(self, name)) and not re.fullmatch("[0-9a-f]{40}", commit):
-                raise ValueError(
-                    f"`{name}` is a commit of 40 digits, which no branch or tag is; found `{commit}`"
-                )
+                what = f"`{name}` is a commit of 40 digits, which no branch or tag is"
+                raise ValueError(f"{what}; found `{commit}`")
         if not (self.files or "").endswith(FORMS[self.form]):
             allowed = ", ".join(FORMS[self.form])
             raise ValueError(f"files of the form `{self.form}` end with {allowed}; found `{self.files}`")

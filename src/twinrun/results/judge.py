@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
@@ -36,8 +37,9 @@ def judged(record: Record, project: Project, signer: str = UNSIGNED) -> Judged:
         points=measured_points(plan, record.points, gpu),
         signer=signer,
     )
-    found = found.replaced(refusals=tuple(refusals(found)), doubts=tuple(doubts(found)))
-    return found.replaced(verdicts=tuple(_verdict_on(claim, (found,)) for claim in recipe.published.claim))
+    found = dataclasses.replace(found, refusals=tuple(refusals(found)), doubts=tuple(doubts(found)))
+    verdicts = tuple(_verdict_on(claim, (found,)) for claim in recipe.published.claim)
+    return dataclasses.replace(found, verdicts=verdicts)
 
 
 def judge_between(records: Sequence[Judged]) -> tuple[Verdict, ...]:

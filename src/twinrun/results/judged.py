@@ -145,10 +145,6 @@ class Judged:
         drawn = PictureContext(recipe=self.recipe, gpus=self.project.gpus)
         return self.workload.overview([self.view], drawn)
 
-    def replaced(self, **changed: object) -> Judged:
-        """Return a copy with other values."""
-        return dataclasses.replace(self, **changed)  # type: ignore[arg-type]
-
 
 def measured_points(plan: Plan, sent: tuple[PointRecord, ...], gpu: Gpu | None) -> tuple[MeasuredPoint, ...]:
     """Return the points that came back, in the order of the plan, each with its numbers; pure."""

@@ -32,8 +32,6 @@ from twinrun.results.verdicts import ConditionName, NotAskedError
 from twinrun.workloads.curve_distance import CurveOutcome, largest_difference, values_of
 from twinrun.workloads.settings import ABSENT
 
-# A mean over settings of two records needs at least two of them, unless the claim has a single one.
-LEAST_SETTINGS = 2
 # Condition that a parity lacks which could not be decided.
 UNDECIDED: dict[CurveOutcome, ConditionName] = {"other-run": "order", "no-envelope": "samples"}
 
@@ -289,7 +287,8 @@ def _sides(question: Question) -> list[Place]:
     assert isinstance(claim, RecordClaim)
     over, under = (_side(question, claim, number) for number in (0, 1))
     common = [name for name in claim.values if name in over and name in under]
-    least = len(claim.values) if question.published else min(LEAST_SETTINGS, len(claim.values))
+    # A mean over settings of two records needs at least two of them, unless the claim has a single one.
+    least = len(claim.values) if question.published else min(2, len(claim.values))
     if len(common) < least:
         shared = ", ".join(common) or "none"
         lack = f"the sides have {claim.setting} {shared} in common, and {least} make a mean"

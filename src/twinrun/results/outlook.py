@@ -45,9 +45,9 @@ def outlook(plan: Plan, project: Project) -> tuple[ClaimOutlook, ...]:
 
 def planned(plan: Plan, project: Project) -> Judged:
     """Return the record that a plan will have, without a number."""
-    described, points = plan.description.points, []
+    points = []
     for point in plan.points:
-        leg = described[point.id].leg
+        leg = plan.description.points[point.id].leg
         name = "a processor" if leg and leg.processor else plan.gpu or plan.vendor
         result = Result(point=point.id, device_name=name, libraries={})
         points.append(MeasuredPoint(planned=point, sent=PointRecord(id=point.id, hosts=(), result=result)))

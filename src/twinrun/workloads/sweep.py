@@ -9,7 +9,7 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.text import plural
 from twinrun.manifests.recipe import Sweep
 from twinrun.protocol.allocation import Placement
-from twinrun.protocol.storage import check_storage
+from twinrun.protocol.layout import check_storage
 from twinrun.workloads.workload import (
     Choice,
     Demand,

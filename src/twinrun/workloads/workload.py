@@ -19,11 +19,10 @@ from twinrun.predict.point import PointPrediction
 from twinrun.protocol.allocation import Placement, PointId
 from twinrun.protocol.evaluation import DocumentsFile, PackageSource
 from twinrun.protocol.job import Checkpointing, Job, PowerReading, Result
-from twinrun.protocol.layout import Precision
+from twinrun.protocol.layout import Precision, StorageNeed
 from twinrun.protocol.measurements import Numbers
 from twinrun.protocol.model_source import ModelSource
 from twinrun.protocol.models.shape import Positive
-from twinrun.protocol.storage import StorageNeed
 from twinrun.protocol.training import DataSource
 from twinrun.workloads.settings import Difference, Factor, Fingerprint, PointSettings, leaves, nearest
 from twinrun.workloads.tables_and_charts import Chart, Table

@@ -68,10 +68,5 @@ def member(name: str, *, place: str) -> ModelShape:
     if base in members() and sequence.isdecimal():
         shape = members()[base]
         return validate(shape.model_dump() | {"sequence": int(sequence)}, type(shape), place=place)
-    raise InputError(
-        "no such member of a model family",
-        place=place,
-        found=name,
-        allowed=sorted(members()),
-        hint=closest(name, members()),
-    )
+    message, hint = "no such member of a model family", closest(name, members())
+    raise InputError(message, place=place, found=name, allowed=sorted(members()), hint=hint)

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from twinrun.protocol.hugging_face import Config, Form, Shapes, Sizes, of_blocks
-from twinrun.protocol.models.shape import ModelShape, Positive
-from twinrun.protocol.work import BlockWork, ModelWork, Product
+from twinrun.protocol.models.shape import BlockWork, ModelShape, ModelWork, Positive, Product
 
 # Of the scaling that transformers calls `llama3`, the same in every published member: the length of sequences
 # in the first training, and how often within it a frequency turns that is divided wholly, or not at all.
@@ -79,9 +78,8 @@ class LlamaShape(ModelShape):
         work = self.work()
         weights = self.layers * sum(one.weights for one in work.block.products) + work.head.weights
         attention = self.layers * self.width * self.sequence
-        return dict(
-            zip(self.formulas, (6 * weights + 6 * attention, 6 * weights + 12 * attention), strict=True)
-        )
+        counts = 6 * weights + 6 * attention, 6 * weights + 12 * attention
+        return dict(zip(self.formulas, counts, strict=True))
 
     def work(self) -> ModelWork:
         """Return what a pass has to do."""

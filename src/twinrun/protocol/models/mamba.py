@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from twinrun.protocol.hugging_face import Config, Form, Shapes, Sizes, of_blocks
-from twinrun.protocol.models.shape import ModelShape, Positive
-from twinrun.protocol.work import BlockWork, ModelWork, Product
+from twinrun.protocol.models.shape import BlockWork, ModelShape, ModelWork, Positive, Product
 
 # Bytes a block keeps for its backward pass per token and feature of the residual stream, 16-bit: recorded
 # peaks of the published model, 6 and 8 sequences of 4096 on H200s, ask for 31 to 35, its head included.

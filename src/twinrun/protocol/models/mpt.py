@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from twinrun.protocol.hugging_face import Config, Form, Shapes, Sizes, of_blocks
-from twinrun.protocol.models.shape import ModelShape, Positive
-from twinrun.protocol.work import BlockWork, ModelWork, Product
+from twinrun.protocol.models.shape import BlockWork, ModelShape, ModelWork, Positive, Product
 
 # Activations a block keeps for its backward pass, in bytes per token and feature of the residual
 # stream, 16-bit, without the attention matrix (Korthikanti et al. 2022, arXiv:2205.05198, eq. 2).
@@ -69,10 +68,8 @@ class MptShape(ModelShape):
     def flops_per_token(self) -> int:
         """Return the FLOP of a token, forward and backward, no causal discount; one expert computes it."""
         dense = self.model_copy(update={"experts": None}) if self.experts else self
-        return (
-            6 * (dense.parameters() + self.layers * self._router())
-            + 12 * self.layers * self.width * self.sequence
-        )
+        products = 6 * (dense.parameters() + self.layers * self._router())
+        return products + 12 * self.layers * self.width * self.sequence
 
     def work(self) -> ModelWork:
         """Return what a pass has to do."""

@@ -8,9 +8,8 @@ from twinrun.foundation.text import duration
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
 from twinrun.protocol.allocation import Placement
-from twinrun.protocol.layout import UNSAVED
+from twinrun.protocol.layout import UNSAVED, StorageNeed
 from twinrun.protocol.models import AnyShape
-from twinrun.protocol.storage import StorageNeed
 from twinrun.protocol.training import PLAIN, Training, TrainingJob, identity
 from twinrun.workloads.settings import Fingerprint, flat, flat_fields
 from twinrun.workloads.sweep import KEYS, over_nodes, placements, refuse_demands
