@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from twinrun.protocol.measurements import Check
 pytestmark = pytest.mark.cluster
 
 NODES = ("worker1", "worker2", "worker3")
-ALLOWED_SECONDS = 180
 # Without a GPU nobody can know.
 UNKNOWN = {"enumerate-gpus", "network-topology"}
 LIMIT = "tc qdisc add dev eth0 root tbf rate 10mbit burst 32kb latency 400ms"
@@ -36,14 +34,6 @@ class Accepted:
     status: int
     checks: tuple[Check, ...]
     excluded: str
-
-    @property
-    def seconds(self) -> float:
-        """What the checks took, one after the other."""
-        longest: defaultdict[str, float] = defaultdict(float)
-        for one in self.checks:
-            longest[one.id] = max(longest[one.id], one.seconds or 0)
-        return sum(longest.values())
 
     def having(self, outcome: str) -> set[str]:
         return {one.id for one in self.checks if one.outcome == outcome}
@@ -72,21 +62,13 @@ def accepted(folder: Path) -> Accepted:
     """Run the recipe on all nodes."""
     options = ["--cluster", "local", "--set", f"devices={len(NODES)}", "--out", str(folder), "--json"]
     command = [sys.executable, "-m", "twinrun", "run", "recipes/cluster-acceptance", *options]
-    began = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=SECONDS)
-    whole = time.monotonic() - began
     assert done.returncode in (0, 1), done.stderr
     file = Path(json.loads(done.stdout)["record"])
     (point,) = json.loads(file.read_text(encoding="utf-8"))["points"]
-    found = Accepted(
-        status=done.returncode,
-        checks=tuple(Check.model_validate_json(json.dumps(one)) for one in point["result"]["checks"]),
-        excluded=file.with_name("exclude.txt").read_text(encoding="utf-8").strip(),
-    )
-    for one in found.checks:
-        sys.stdout.write(f"{one.id}, {one.place}: {one.outcome} {one.reason}\n")
-    sys.stdout.write(f"{whole:.0f} s, of which the checks {found.seconds:.0f}\n")
-    return found
+    checks = tuple(Check.model_validate_json(json.dumps(one)) for one in point["result"]["checks"])
+    excluded = file.with_name("exclude.txt").read_text(encoding="utf-8").strip()
+    return Accepted(status=done.returncode, checks=checks, excluded=excluded)
 
 
 def on_network(*, of: str, words: str) -> None:
@@ -96,14 +78,12 @@ def on_network(*, of: str, words: str) -> None:
     subprocess.run(["nsenter", "--target", pid, "--net", *words.split()], check=True, capture_output=True)
 
 
-def test_alike_nodes_are_accepted_in_three_minutes(folder: Path) -> None:
+def test_alike_nodes_are_accepted(folder: Path) -> None:
     found = accepted(folder)
     assert len({one.id for one in found.checks}) == 18
     assert found.failed() == {}
     assert found.having("unknown") == UNKNOWN
     assert (found.status, found.excluded) == (0, "")
-    # Of the checks: what else a machine does before them is not theirs.
-    assert found.seconds < ALLOWED_SECONDS
 
 
 @pytest.mark.needs("root", "ip", "tc", "nsenter")

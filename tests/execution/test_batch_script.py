@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from tests.execution.clusters import changed
-from tests.execution.placements import SITE, PlacementStandIn
+from tests.execution.placements import SITE, PlacementStandIn, commands_of
 from tests.goldens import check_golden
 from twinrun.execution.containers import Docker
 from twinrun.execution.engine import Engine, Workspace, log_folder
@@ -28,9 +28,8 @@ from twinrun.execution.engines import ENGINES
 from twinrun.execution.image_file import Apptainer, Pyxis, Singularity
 from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.launchers import LAUNCHERS as KNOWN
-from twinrun.execution.launchers import load_launcher
-from twinrun.execution.ranks import Launch, RankCommands
-from twinrun.execution.schedulers import SCHEDULERS, load_scheduler
+from twinrun.execution.ranks import Launch
+from twinrun.execution.schedulers import SCHEDULERS
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import validate
 from twinrun.manifests.cluster import ClusterTable, LoadedSite, Site
@@ -109,14 +108,8 @@ def script(
     elif engine in ("apptainer", "singularity"):
         kind = Apptainer if engine == "apptainer" else Singularity
         renderer = kind(file=Path("/shared/stack.sif"), vendor=vendor, workspace=workspace)
-    commands = RankCommands(
-        renderer=renderer,
-        launcher=load_launcher(launcher),
-        scheduler=load_scheduler(site.site.scheduler, site=site),
-        workspace=workspace,
-        cores=64,
-        variables={"TOLD": payload, **site.site.environment},
-    )
+    told = {"TOLD": payload, **site.site.environment}
+    commands = commands_of(renderer, workspace, launcher=launcher, site=site, **told)
     job: Any = ScriptJob()
     launch = Launch(placement=placement, script=root / "train.py", job=job)
     logs = str(log_folder(run, placement.id))

@@ -17,14 +17,12 @@ import pytest
 pytest.importorskip("streaming")
 
 from tests.execution.clusters import ROOT, changed, cluster, container, docker, processes, until
-from tests.execution.placements import PlacementStandIn
+from tests.execution.placements import PlacementStandIn, commands_of
 from tests.train.small import MakeJob
 from twinrun.execution.engine import Workspace, point_folder
 from twinrun.execution.failures import rank_states
 from twinrun.execution.interpreter import Interpreter
-from twinrun.execution.launchers import load_launcher
-from twinrun.execution.ranks import METRICS, Launch, RankCommands, Ranks
-from twinrun.execution.schedulers import load_scheduler
+from twinrun.execution.ranks import METRICS, Launch, Ranks
 from twinrun.foundation.errors import RunError, RunInterruptedError
 from twinrun.images import local_cluster
 from twinrun.manifests.cluster import LoadedSite
@@ -110,14 +108,8 @@ class Trial:
     def _ranks(self) -> Ranks:
         workspace = Workspace(root=ROOT, run=self.run, data=self.run, packages=(ROOT,))
         engine = Interpreter(python=sys.executable, workspace=workspace)
-        commands = RankCommands(
-            renderer=engine,
-            launcher=load_launcher(self.launcher),
-            scheduler=load_scheduler("slurm", site=self.site),
-            workspace=workspace,
-            cores=1,
-            variables={"STEP_SECONDS": "0.2", "HOLD_STEP": str(HELD_AT), "HOLD_UNTIL": str(self._released)},
-        )
+        told = {"STEP_SECONDS": "0.2", "HOLD_STEP": str(HELD_AT), "HOLD_UNTIL": str(self._released)}
+        commands = commands_of(engine, workspace, launcher=self.launcher, site=self.site, **told)
         return Ranks(engine=engine, commands=commands)
 
 

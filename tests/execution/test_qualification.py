@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.execution.placements import commands_of
 from tests.execution.test_sites import played
 from twinrun.execution.batch import BatchScheduler
 from twinrun.execution.engine import Workspace
 from twinrun.execution.interpreter import Interpreter
-from twinrun.execution.launchers import load_launcher
-from twinrun.execution.ranks import RankCommands
-from twinrun.execution.schedulers.slurm import Slurm
 from twinrun.execution.site_checks import check_site
 from twinrun.execution.site_qualification import (
     Qualification,
@@ -176,10 +174,7 @@ def test_a_node_is_measured_and_its_file_is_signed(
         monkeypatch.setattr("twinrun.execution.batch.CANCEL_SECONDS", 0.5)
     workspace = Workspace(root=ROOT, run=tmp_path / "run", data=tmp_path, nodes=site.site)
     engine = Interpreter(python=sys.executable, workspace=workspace)
-    scheduler, launcher = Slurm(site=site), load_launcher("torchrun")
-    commands = RankCommands(
-        renderer=engine, launcher=launcher, scheduler=scheduler, workspace=workspace, cores=8, variables={}
-    )
+    commands = commands_of(engine, workspace, site=site)
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     try:

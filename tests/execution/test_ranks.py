@@ -14,12 +14,12 @@ from pydantic import BaseModel
 
 from tests.execution.clusters import until
 from tests.execution.fake_engine import FakeEngine, Play, Script, torchrun_report
-from tests.execution.placements import SITE, PlacementStandIn
+from tests.execution.placements import SITE, PlacementStandIn, commands_of
 from twinrun.execution.engine import NodeCommand, Workspace, point_folder
 from twinrun.execution.engines import load_engine
 from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.launchers import load_launcher
-from twinrun.execution.ranks import METRICS, Launch, RankCommands, Ranks
+from twinrun.execution.ranks import METRICS, Launch, Ranks
 from twinrun.execution.schedulers import load_scheduler
 from twinrun.execution.task import Task
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
@@ -60,17 +60,7 @@ def drive(workspace: Workspace, shown: list[dict[str, Any]], monkeypatch: pytest
 
     def run(script: Script, placement: PlacementStandIn = PlacementStandIn()) -> Allocation | None:  # noqa: B008 - frozen
         engine = FakeEngine(script, workspace)
-        ranks = Ranks(
-            engine=engine,
-            commands=RankCommands(
-                renderer=engine,
-                launcher=load_launcher("torchrun"),
-                scheduler=load_scheduler("local"),
-                workspace=workspace,
-                cores=4,
-                variables={"EXTRA": "1"},
-            ),
-        )
+        ranks = Ranks(engine=engine, commands=commands_of(engine, workspace, EXTRA="1"))
         folder = point_folder(workspace.run, placement.id)
         job: Any = RankJob(out=str(folder), metrics=str(workspace.run / METRICS))
         launch = Launch(placement=placement, script=workspace.root / "train.py", job=job)
