@@ -71,7 +71,7 @@ def test_two_nodes_are_the_golden_ones(engine: str, vendor: str, monkeypatch: py
     monkeypatch.setattr(os, "getuid", lambda: 1234)
     monkeypatch.setattr(os, "getgid", lambda: 1234)
     monkeypatch.setenv("TWINRUN_CACHE", "/cache")
-    monkeypatch.setattr("twinrun.execution.schedulers.local.Local.first_node", lambda self: "node17")
+    monkeypatch.setattr("twinrun.execution.schedulers.local.Local.first_node", "node17")
     like = "" if vendor == WHOLE or engine == "venv" else f"two-nodes-{engine}-{WHOLE}.json"
     check_golden(
         f"two-nodes-{engine}-{vendor}.json", two_nodes(engine, load_vendors(ROOT)[vendor]), like=like
