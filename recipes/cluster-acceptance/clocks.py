@@ -23,7 +23,7 @@ REMEDY = "see its temperature, power limit and throttle reasons; exclude the nod
 
 def clocks_under_load(reading: PowerReading | None, count: int) -> str:
     """Say the clock of each device while all are busy; raises CheckError for one below its peers."""
-    from twinrun.train.power import NoPowerError, sensor_of  # noqa: PLC0415 - only in the check's own process
+    from twinrun.train.device import NoPowerError, sensor_of  # noqa: PLC0415 - only in the check's own process
 
     try:
         sensors = {f"device {device}": sensor_of(device, "clock")[1] for device in range(count)}

@@ -28,11 +28,11 @@ from twinrun.foundation.files import write_atomically
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import building, rank, ranks
+from twinrun.train.building import adamw, parameter_groups, set_learning_rate
 from twinrun.train.checkpoint.state import InPlaceState, Parts
 from twinrun.train.data import Batch, targets_of
 from twinrun.train.loop import Engine
 from twinrun.train.models import Model
-from twinrun.train.optimizer import adamw, parameter_groups, set_learning_rate
 
 CONFIG = "ds_config.json"
 # Changes of this module to DeepSpeed, as the record and the recipe's deviations name them.

@@ -30,12 +30,12 @@ from twinrun.foundation.errors import TwinrunError
 from twinrun.protocol.job import STOPPED
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import rank, ranks
+from twinrun.train.building import adamw, learning_rate, set_learning_rate
 from twinrun.train.checkpoint.session import checkpoints_of
 from twinrun.train.checkpoint.state import InPlaceState
 from twinrun.train.corpus import Corpus, read_corpus
 from twinrun.train.data_parallel import gradient_excess, settle_buckets
 from twinrun.train.metrics import Meter
-from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
 
 WIDTH = 8
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 
+import tests.train.planted  # noqa: F401 - adds its tasks
 from twinrun.checkpoints.tokenizer import BYTES, tokenizer_files
 from twinrun.protocol.evaluation import EvaluationJob, NamedTask, Sample
 
@@ -15,6 +16,7 @@ VOCABULARY, SEQUENCE = 320, 192
 # What ranks of an evaluation import, the parts that transformers and the harness import late among it.
 MODULES = (
     "twinrun.train.evaluation",
+    "tests.train.planted",
     "twinrun.train.composer_loop",
     "lm_eval.evaluator",
     *(f"transformers.models.{name}.modeling_{name}" for name in ("gpt2", "gpt_neox", "llama", "mpt")),

@@ -18,7 +18,6 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from twinrun.foundation.errors import InputError
 from twinrun.planning.project import Project
 from twinrun.protocol.training import DataSource
 from twinrun.runs.data import acquire
@@ -125,9 +124,3 @@ def test_published_data_becomes_shards_once(endpoint: str) -> None:
     assert any(f"{source.repository} at {(source.revision or '')[:12]}" in line for line in said)
     assert get() == folder
     assert len(HubHandler.fetched) == 2
-
-
-def test_unknown_data_set_names_the_known() -> None:
-    with pytest.raises(InputError) as caught:
-        acquire(Project(ROOT), "c5", recipe=RECIPE, engine="host", files=None, endpoint=None, say=print)
-    assert caught.value.allowed == ["standard-library", "c4"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from twinrun.protocol.allocation import Binding
-from twinrun.train.binding import bind, cpu_list, parse_cpu_list
+from twinrun.train.node import bind, cpu_list, parse_cpu_list
 
 # The pairs of the LUMI AI guide: a device, its memory node, and the cores that jobs may use beside it.
 NEAR = {0: "49-55", 1: "57-63", 2: "17-23", 3: "25-31", 4: "1-7", 5: "9-15", 6: "33-39", 7: "41-47"}

@@ -199,7 +199,7 @@ def test_each_scope_has_its_ranks_and_its_place(tmp_path: Path) -> None:
 
 def test_a_rank_does_not_wait_for_one_that_gave_up(tmp_path: Path) -> None:
     job = job_of(tmp_path, ["hang-on-0/allocation", "good/node"], world_size=2, timeout=50)
-    found, good = run(job, first="import twinrun.train.check_process as c; c.OTHERS_SECONDS = 1.0")
+    found, good = run(job, first="import twinrun.train.checks as c; c.OTHERS_SECONDS = 1.0")
     assert (found.outcome, found.reason) == ("fail", "rank 1: the link is down")
     assert found.seconds is not None
     assert 1.0 <= found.seconds < 30
@@ -222,7 +222,7 @@ def test_all_ranks_together_reduce_twice_under_torchrun(tmp_path: Path) -> None:
 
 def test_a_rank_that_stays_away_is_unknown(tmp_path: Path) -> None:
     job = job_of(tmp_path, ["good", "good-together/allocation"], world_size=2, timeout=0.5)
-    arguments = command(job, first="import twinrun.train.outcomes as o; o.GRACE_SECONDS = 0.1")
+    arguments = command(job, first="import twinrun.train.checks as o; o.GRACE_SECONDS = 0.1")
     subprocess.run(arguments, env=variables(tmp_path, 0, 2), timeout=60, check=True)
     checks = load_json(tmp_path / "result.json", ChecksResult).checks
     assert [(one.outcome, one.place) for one in checks] == [

@@ -32,26 +32,6 @@ def copied(make_job: MakeJob, tmp_path: Path) -> TrainingJob:
     return job.model_copy(update={"data": str(folder)})
 
 
-def test_intact_data_is_accepted(make_job: MakeJob, corpus: Corpus) -> None:
-    assert load_corpus(make_job()) == corpus
-
-
-@pytest.mark.parametrize("name", ["corpus.json", "index.json", "shard.00000.mds"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_damaged_data_is_refused(copied: TrainingJob, name: str, damage: str) -> None:
-    path = Path(copied.data) / name
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    if damage == "flip":
-        path.write_bytes(content)
-    elif damage == "cut":
-        path.write_bytes(content[:-1])
-    else:
-        path.unlink()
-    with pytest.raises(InputError, match=f"{name}: this file of the prepared data is missing or damaged"):
-        load_corpus(copied)
-
-
 def test_ranks_of_a_node_share_the_verification(copied: TrainingJob, monkeypatch: pytest.MonkeyPatch) -> None:
     (Path(copied.data) / "shard.00000.mds").write_bytes(b"damaged")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")

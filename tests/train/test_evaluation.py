@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ import lm_eval
 import numpy as np
 import torch
 import transformers
-from datasets import Dataset
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 
@@ -30,77 +30,48 @@ from twinrun.checkpoints.verification import read_manifest
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_bytes
 from twinrun.foundation.manifest import load_json
-from twinrun.protocol.evaluation import EvaluationResult, NamedTask, ScoreRule
+from twinrun.protocol.evaluation import EvaluationResult, NamedTask
 from twinrun.protocol.job import Checkpointing
 from twinrun.protocol.models.mpt import MptShape
 from twinrun.train.corpus import TOKEN, Origin, write_corpus
 from twinrun.train.evaluation import evaluate
-from twinrun.train.scoring import fixtures
 from twinrun.train.scoring.documents import read_documents
-from twinrun.train.scoring.harness import METRICS, RuledTask, largest_per_token
-from twinrun.train.scoring.tasks import demand_tasks
+from twinrun.train.scoring.harness import METRICS, PLANTED, build_task, demand_tasks, per_token, planted
 
 MODULE = "twinrun.train.evaluation"
 SHAPE = MptShape(width=32, heads=2, layers=1, vocabulary=VOCABULARY, sequence=SEQUENCE)
 STEPS, EVERY = 4, 2
 SCRIPT = Path(__file__).with_name("evaluation_run.py")
 FAMILIES = Path(__file__).with_name("evaluation_families.py")
-# (log-likelihoods, tokens) of answers, and which one the rule takes; worked by hand.
-WORKED = [
-    ((-4.0, -6.0), (1, 2), 1),  # -4 against -3
-    ((-4.0, -6.0), (2, 2), 0),  # -2 against -3
-    ((-9.0, -8.0, -20.0), (3, 2, 8), 2),  # -3, -4, -2.5
-    ((-2.0, -4.0), (1, 2), 0),  # equal: the first
-    ((-1.0,), (5,), 0),
+# A model of words: a token a word, the end of text aside.
+WORDS = SimpleNamespace(_encode_pair=lambda context, rest: (context.split(), rest.split()))
+# Log-likelihoods of answers of 4 tokens, 7 characters, 7 bytes and of 1, 3, 6, and who is right by each rule.
+RIGHT = [
+    ((-8.0, -5.0), {"none": 1, "per-character": 0, "per-byte": 1, "per-token": 0}),
+    ((-8.0, -1.9), {"none": 1, "per-character": 1, "per-byte": 1, "per-token": 1}),
+    ((-4.0, -5.0), {"none": 0, "per-character": 0, "per-byte": 0, "per-token": 0}),
+    # Equal for each token: the first.
+    ((-8.0, -2.0), {"none": 1, "per-character": 1, "per-byte": 1, "per-token": 0}),
 ]
 
 
-@pytest.mark.parametrize(("likelihoods", "tokens", "taken"), WORKED)
-def test_the_rule_of_tokens_takes_what_was_worked_out_by_hand(
-    likelihoods: tuple[float, ...], tokens: tuple[int, ...], taken: int
+@pytest.mark.parametrize(("likelihoods", "right"), RIGHT)
+def test_each_rule_takes_what_was_worked_out_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, likelihoods: tuple[float, float], right: dict[str, int]
 ) -> None:
-    assert largest_per_token(list(likelihoods), list(tokens)) == taken
-    # LLM Foundry's lowest perplexity is the same answer.
-    mean = torch.tensor(likelihoods) / torch.tensor(tokens)
-    assert int(torch.exp(-mean).argmin()) == taken
-
-
-def made_task(document: dict[str, Any]) -> RuledTask:
-    """Return a task of one document whose answers have as many tokens as words."""
-    config = {
-        "task": "made",
-        "output_type": "multiple_choice",
-        "test_split": "test",
-        "doc_to_text": "context",
-        "doc_to_choice": "choices",
-        "doc_to_target": "right",
-        "num_fewshot": 0,
-        "custom_dataset": lambda **_options: {"test": Dataset.from_list([document])},
-        "metric_list": [
-            {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in METRICS.values()
-        ],
-    }
-    return RuledTask(config, encode=lambda context, rest: (context.split(), rest.split()))
-
-
-@pytest.mark.parametrize(
-    ("likelihoods", "right"),
-    [
-        # "a b c d" has 4 tokens, 7 characters and bytes; "ééé" has 1 token, 3 characters, 6 bytes.
-        ((-8.0, -5.0), {"none": 1, "per-character": 0, "per-byte": 1, "per-token": 0}),
-        ((-8.0, -1.9), {"none": 1, "per-character": 1, "per-byte": 1, "per-token": 1}),
-        ((-4.0, -5.0), {"none": 0, "per-character": 0, "per-byte": 0, "per-token": 0}),
-    ],
-)
-def test_each_rule_is_a_metric_of_the_harness(
-    likelihoods: tuple[float, float], right: dict[ScoreRule, int]
-) -> None:
-    document = {"context": "q", "choices": ["a b c d", "ééé"], "right": 1}
-    task = made_task(document)
-    doc = task.dataset["test"][0]
-    task.construct_requests(doc, "q", metadata=("made", 0, 1))
-    found = task.process_results(doc, [(value, False) for value in likelihoods])
+    document: dict[str, Any] = {"context": "q", "choices": ["a b c d", "ééé"], "right": 1}
+    made = planted("fixture-made", lambda: iter([document]))
+    monkeypatch.setitem(PLANTED, "fixture-made", lambda: made)
+    job = job_at(tmp_path, names=("fixture-made",))
+    task = build_task(job, job.tasks[0])
+    found = dict(task.process_results(document, [(value, False) for value in likelihoods]))
+    pairs = [("q", answer) for answer in document["choices"]]
+    row = {"doc": document, "filtered_resps": [(one, False) for one in likelihoods], "arguments": pairs}
+    found["acc_tokens"] = per_token(task, row, WORDS)
     assert {rule: found[name] for rule, name in METRICS.items()} == right
+    # LLM Foundry's lowest perplexity is the same answer.
+    mean = torch.tensor(likelihoods) / torch.tensor([4, 1])
+    assert int(torch.exp(-mean).argmin()) == right["per-token"]
 
 
 @pytest.mark.parametrize("family", SIZES)
@@ -125,11 +96,11 @@ def test_scores_are_those_of_the_harness_called_by_hand(tmp_path: Path, family: 
         for name in list(METRICS.values())[:3]
     ]
     for score in result.models[0].tasks:
-        task = ConfigurableTask(config={**fixtures.configuration(score.task), "metric_list": metrics})
+        task = ConfigurableTask(config={**PLANTED[score.task](), "metric_list": metrics})
         task.set_config("num_fewshot", 0)
         found = lm_eval.evaluate(by_hand, {"tasks": {score.task: task}}, limit=12, bootstrap_iters=1)
         for rule in ("none", "per-character", "per-byte"):
-            assert score.by_rule[rule] == found["results"][score.task][f"{METRICS[rule]},none"]
+            assert score.by_rule[rule] == pytest.approx(found["results"][score.task][f"{METRICS[rule]},none"])
         for sample, theirs in zip(
             (one for one in samples_of(tmp_path) if one.task == score.task),
             sorted(found["samples"][score.task], key=lambda one: one["doc_id"]),
@@ -137,8 +108,8 @@ def test_scores_are_those_of_the_harness_called_by_hand(tmp_path: Path, family: 
         ):
             lengths = [len(by_hand._encode_pair(*pair)[1]) for pair in theirs["arguments"]]
             asked = [float(one[0][0]) for one in theirs["resps"]]
-            right = theirs["doc"]["right"]
-            assert sample.score == float(largest_per_token(asked, lengths) == right)
+            taken = int(np.argmax(np.array(asked) / np.array(lengths)))
+            assert sample.score == float(taken == theirs["doc"]["right"])
 
 
 KILLED = ("fixture-shuffled", "fixture-contexts", "fixture-question")

@@ -18,10 +18,9 @@ import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-from tests.checkpoints.writing import write
 from tests.train.checkpoint_jobs import saving
 from tests.train.small import LAYOUTS, MakeJob, launch
-from twinrun.checkpoints.conversion import TensorReader, _form_of
+from twinrun.checkpoints.conversion import TensorReader
 from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.tokenizer import BYTES, END_OF_TEXT, SEPARATOR, tokenizer_files
 from twinrun.checkpoints.verification import verify
@@ -29,7 +28,6 @@ from twinrun.cli.checkpoint import checkpoint
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_bytes
 from twinrun.protocol.layout import Layout
-from twinrun.protocol.models import FORMS
 from twinrun.protocol.models.llama import LlamaShape
 from twinrun.protocol.models.mamba import MambaShape
 from twinrun.protocol.models.mpt import MptShape
@@ -87,8 +85,7 @@ def trained(place: Path, shape: Any, training: Any) -> Any:
 
 
 @pytest.mark.needs("deepspeed")
-@pytest.mark.parametrize("family", sorted(SHAPES))
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(("family", "run"), list(zip(SHAPES, RUNS, strict=True)))
 def test_a_run_becomes_a_model_of_transformers_with_its_tokenizer(
     make_job: MakeJob, bytes_of_text: Path, tmp_path: Path, family: str, run: str
 ) -> None:
@@ -158,18 +155,3 @@ def test_the_tokenizer_of_the_data_is_found_or_named(tmp_path: Path, monkeypatch
     other.write_text('{"model": []}')
     with pytest.raises(InputError, match=r"not a tokenizer\.json"):
         files({}, other)
-
-
-def test_every_family_has_a_form_or_is_refused_by_name(tmp_path: Path) -> None:
-    store = FolderStore(tmp_path / "place")
-    write(store, step=2, token=store.claim("run"), identity={"shape.family": "unknown"})
-    with pytest.raises(InputError, match="this family has no Hugging Face format"):
-        convert(Path(store.place), tmp_path / "out")
-    for form in FORMS:
-        shape = SHAPES.get(form.family)
-        if shape:
-            identity = {f"shape.{name}": str(value) for name, value in shape.model_dump().items()}
-            found, sizes = _form_of(identity, place="here")
-            assert found is form
-            shapes = {pair.ours: pair.shape for pair in form.pairs(sizes)}
-            assert sum(int(np.prod(one)) for one in shapes.values()) == shape.parameters()

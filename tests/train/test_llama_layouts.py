@@ -17,7 +17,6 @@ from twinrun.protocol.models import ModelShape, members
 from twinrun.protocol.training import TrainingJob, TrainingResult
 
 LOADED = ("twinrun.train.loop", "deepspeed")
-TRAINERS = tuple(f"twinrun.train.{name}" for name in ("loop", "data_parallel", "composer_loop"))
 SMOKE = members()["llama-smoke"].model_copy(update={"sequence": SHAPE.sequence})
 TIED = SMOKE.model_copy(update={"tied": True})
 
@@ -51,12 +50,3 @@ def test_a_layout_has_the_losses_of_data_parallelism(
     expected = losses(make_job, shape, framework="torch")
     for layout in layouts:
         assert losses(make_job, shape, **layout) == pytest.approx(expected, rel=2e-6), layout
-
-
-@pytest.mark.needs("composer")
-def test_both_trainers_shard_it_and_have_the_losses_of_data_parallelism(make_job: MakeJob) -> None:
-    expected = losses(make_job, SMOKE, framework="torch")
-    for trainer in ("plain", "composer"):
-        result = trained(make_job(world_size=2, shape=SMOKE, trainer=trainer), modules=TRAINERS)
-        assert result.parallelism == "fsdp2"
-        assert [step.loss for step in result.steps] == pytest.approx(expected, rel=2e-6), trainer

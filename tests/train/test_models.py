@@ -18,7 +18,6 @@ import transformers
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, softplus
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from twinrun_mamba import compile as compiler
 from twinrun_mamba.launch import launcher
 
@@ -31,9 +30,9 @@ from twinrun.protocol.models.llama import LlamaShape
 from twinrun.protocol.models.mamba import MambaShape
 from twinrun.protocol.models.mpt import PRODUCT_BYTES_PER_FEATURE, MptShape
 from twinrun.protocol.models.shape import ActivationCheckpointing
-from twinrun.train import attention, layers
+from twinrun.train import layers
 from twinrun.train.models import IGNORED
-from twinrun.train.models.llama import Llama, frequencies
+from twinrun.train.models.llama import Llama
 from twinrun.train.models.mamba import Mamba
 from twinrun.train.models.mpt import MPT
 
@@ -423,17 +422,6 @@ def test_logits_and_loss_are_those_of_transformers(name: str) -> None:
     torch.testing.assert_close(loss, expected.loss, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("name", LLAMAS[:-1])
-@pytest.mark.parametrize("factor", [1, 8, 32])
-def test_frequencies_are_those_of_transformers(name: str, factor: int) -> None:
-    shape = member(name).model_copy(update={"rope_factor": factor})
-    config = config_of(shape)
-    kind = "llama3" if factor > 1 else "default"
-    if kind in ROPE_INIT_FUNCTIONS:
-        expected, _ = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-        torch.testing.assert_close(frequencies(shape), expected, rtol=1e-6, atol=0)
-
-
 def test_gradients_are_those_of_transformers() -> None:
     ours, theirs = pair(LLAMA)
     tokens_BS, targets_BS = drawn(LLAMA)
@@ -444,14 +432,6 @@ def test_gradients_are_those_of_transformers() -> None:
     theirs(tokens_BS, labels=tokens_BS).loss.backward()
     for name, parameter in ours.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["sdpa", "math"])
-def test_grouped_heads_attend_as_repeated_ones(name: str) -> None:
-    q_BSHE, k_BSGE, v_BSGE = (torch.randn(2, 12, heads, 8) for heads in (6, 2, 2))
-    attend = attention.chosen(name)
-    k_BSHE, v_BSHE = (one.repeat_interleave(3, dim=2) for one in (k_BSGE, v_BSGE))
-    torch.testing.assert_close(attend(q_BSHE, k_BSGE, v_BSGE, None), attend(q_BSHE, k_BSHE, v_BSHE, None))
 
 
 def test_every_second_product_of_a_block_is_computed_again() -> None:
@@ -514,13 +494,6 @@ def test_loss_weighs_positions_where_asked() -> None:
     torch.testing.assert_close(small("mamba", position_scale=10)(tokens_BS, targets_BS), expected)
 
 
-def test_channels_first_changes_no_gradient() -> None:
-    expected = gradients("mamba", small("mamba"))
-    model = small("mamba", checkpointing="selective", layout="channel-first")
-    for name, gradient in gradients("mamba", model).items():
-        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
-
-
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run the kernels of the recipes in their emulation."""
@@ -558,46 +531,6 @@ def test_a_model_with_our_kernels_is_one_graph(
     whole.compile_whole()
     for name, gradient in gradients("mamba", whole).items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-5)
-
-
-@dynamo_warns
-def test_a_compiled_model_stays_compiled_beside_kernels_that_break_graphs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    torch._dynamo.reset()
-    runs = Counter[str]()
-    made = torch.compile
-    models: list[Any] = [small("mamba") for _ in range(2)]
-    first, second = models
-    breaking = second.kernels._replace(
-        convolve=torch.compiler.disable(second.kernels.convolve),
-        scan=torch.compiler.disable(second.kernels.scan),
-        traced=False,
-    )
-    second.kernels, second.traced = breaking, False
-    for block in second.blocks:
-        block.mixer.kernels = breaking
-    for name, model in {"first": first, "second": second}.items():
-        monkeypatch.setattr(torch, "compile", partial(made, backend=counted(name, runs)))
-        model.compile_whole()
-        model(*batch("mamba"))
-    assert runs["second"] >= len(second.blocks)
-    before = runs["first"]
-    torch.testing.assert_close(first(*batch("mamba")), second(*batch("mamba")))
-    assert runs["first"] == before + 1
-
-
-def counted(name: str, runs: Counter[str]) -> Any:
-    """Return a backend of torch.compile that runs graphs as they are and counts under a name."""
-
-    def backend(graph: Any, _examples: Any) -> Any:
-        def run(*given: Any) -> Any:
-            runs[name] += 1
-            return graph(*given)
-
-        return run
-
-    return backend
 
 
 def test_selective_checkpointing_keeps_products_alone() -> None:

@@ -11,7 +11,7 @@ import torch
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
 from twinrun.protocol.training import Optimizer, TokenSchedule
-from twinrun.train.optimizer import adamw, learning_rate, set_learning_rate
+from twinrun.train.building import adamw, learning_rate
 
 SETTINGS = Optimizer(learning_rate=2.0, warmup_steps=10, decay_steps=110, final_factor=0.1)
 
@@ -31,25 +31,6 @@ def test_rate_equals_that_of_composers_scheduler() -> None:
         assert learning_rate(step, SETTINGS, step_tokens=7) == pytest.approx(theirs)
 
 
-def test_without_warmup_the_first_rate_is_the_largest() -> None:
-    settings = Optimizer(learning_rate=1.0, warmup_steps=0, decay_steps=10)
-    rates = [learning_rate(step, settings, step_tokens=7) for step in range(11)]
-    assert rates[0] == 1.0
-    assert rates == sorted(rates, reverse=True)
-
-
-def test_rate_reaches_the_update() -> None:
-    model = torch.nn.Linear(1, 1, bias=False)
-    weight = model.weight
-    torch.nn.init.zeros_(weight)
-    optimizer = adamw(model, SETTINGS)
-    set_learning_rate(optimizer, 0.5)
-    weight.grad = torch.ones(1, 1)
-    optimizer.step()
-    # The first update of Adam is the learning rate, against the sign of the gradient.
-    assert weight.item() == pytest.approx(-0.5)
-
-
 # The published schedule, in tokens: github:lightonai/composer@3b01fc0013c5:mamba/config.yaml
 PUBLISHED = Optimizer(
     learning_rate=4.5e-4,
@@ -65,11 +46,6 @@ PUBLISHED = Optimizer(
 def test_rate_in_tokens_is_that_of_the_published_scheduler(tokens: int, factor: float) -> None:
     rate = learning_rate(1, PUBLISHED, step_tokens=tokens)
     assert rate == pytest.approx(4.5e-4 * factor)
-
-
-def test_the_published_warm_up_is_274_steps() -> None:
-    rates = [learning_rate(step, PUBLISHED, step_tokens=896 * 4096) for step in range(276)]
-    assert [step for step, rate in enumerate(rates) if rate == 4.5e-4] == [275]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,33 +12,18 @@ pytest.importorskip("torch")
 
 from tests.train.small import MakeJob
 from twinrun.protocol.job import PowerReading
-from twinrun.train import power
-from twinrun.train.power import NoPowerError, PowerMeter, sensor_of
+from twinrun.train import device as power
+from twinrun.train.device import NoPowerError, PowerMeter, sensor_of
 
 ADDRESS = "0000:c1:00.0"
 
 
-class NVMLError(Exception):
-    pass
-
-
-def played(**changed: Any) -> SimpleNamespace:
-    """A package that knows the device at ADDRESS alone."""
-
-    def handle(address: bytes) -> str:
-        if address != ADDRESS.encode():
-            raise NVMLError("Not Found")
-        return "handle"
-
-    known = {
-        "NVMLError": NVMLError,
-        "NVML_CLOCK_SM": 1,
-        "nvmlInit": lambda: None,
-        "nvmlDeviceGetHandleByPciBusId": handle,
-        "nvmlDeviceGetPowerUsage": {"handle": 693_500}.__getitem__,
-        "nvmlDeviceGetClockInfo": lambda _handle, kind: {1: 1755}[kind],
-    }
-    return SimpleNamespace(**(known | changed))
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch with nvidia-ml-py, which knows the first device alone."""
+    known = {"power_draw": {0: 693_500}, "clock_rate": {0: 1755}}
+    for name, values in known.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", values.__getitem__)
 
 
 @pytest.fixture
@@ -80,20 +63,16 @@ def test_a_card_is_read_from_its_own_file(
 
 
 @pytest.mark.parametrize(("quantity", "value"), [("power", 693.5), ("clock", 1755.0)])
-def test_a_card_is_read_by_the_package(
-    device: Path, monkeypatch: pytest.MonkeyPatch, quantity: Any, value: float
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", played())
+@pytest.mark.usefixtures("device", "package")
+def test_a_card_is_read_by_the_package(quantity: Any, value: float) -> None:
     found, read = sensor_of(0, quantity)
     assert (found, read()) == ("NVML", value)
-    with pytest.raises(NoPowerError, match="NVML: Not Found"):
+    with pytest.raises(NoPowerError, match="NVML: 1"):
         sensor_of(1, quantity)
 
 
-def test_each_step_has_its_power_and_the_source_its_rate(
-    make_job: MakeJob, device: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", played())
+@pytest.mark.usefixtures("device", "package")
+def test_each_step_has_its_power_and_the_source_its_rate(make_job: MakeJob) -> None:
     job = make_job(world_size=4).model_copy(update={"accelerator": True})
     meter = PowerMeter(job, PowerReading(devices_per_card=2))
     deadline = time.monotonic() + 20
@@ -116,13 +95,15 @@ def test_without_a_sensor_the_reason_is_told(
 ) -> None:
     reasons = {}
     gpu = make_job().model_copy(update={"accelerator": True})
-    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr("torch.cuda._HAS_PYNVML", False)
+    monkeypatch.setattr("torch.cuda._PYNVML_ERR", None, raising=False)
     reasons["package"] = PowerMeter(gpu, PowerReading()).source()
     reasons["processor"] = PowerMeter(make_job(), PowerReading()).source()
     monkeypatch.setattr(power, "pci_address", lambda _number: None)
+    monkeypatch.setattr("torch.version.hip", "6.3")
     reasons["address"] = PowerMeter(gpu, PowerReading()).source()
     assert {name: one.reason for name, one in reasons.items()} == {
-        "package": "the package nvidia-ml-py is not installed",
+        "package": "NVML: pynvml does not seem to be installed or it can't be imported.",
         "processor": "a processor's power is not read",
         "address": "PyTorch does not say where the device is on the PCI bus",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,9 @@ pytest.importorskip("torch")
 pytest.importorskip("streaming")
 
 from tests.contracts.tree import loaded_by
+from tests.train.small import TRAINING, MakeJob, launch
+from twinrun.foundation.manifest import load_json
+from twinrun.protocol.training import TrainingResult
 
 FRAMEWORKS = {"composer", "deepspeed"}
 
@@ -45,3 +49,28 @@ def test_a_rank_does_not_import_what_it_does_not_use(modules: str, without: tupl
     code = f"import sys; from twinrun.train import {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(without) & set(done.stdout.split())
+
+
+LOADED = tuple(f"twinrun.train.{name}" for name in ("loop", "data_parallel", "composer_loop"))
+# PyTorch 2.4 has these elsewhere, where a later one still has them too.
+OLD_PLACES = """
+import sys
+import torch.distributed._composable.fsdp, torch.distributed._tensor, torch.distributed.fsdp as later
+for name in ("FSDPModule", "MixedPrecisionPolicy", "fully_shard"):
+    delattr(later, name)
+from twinrun.train import training
+training.main()
+"""
+
+
+def test_fsdp2_is_found_where_older_releases_have_it(make_job: MakeJob, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OLD_PLACES)
+    losses, read = [], tuple(f"streaming.base.{name}" for name in ("format", "partition", "shuffle"))
+    for script, modules in ((tmp_path / "train.py", read), (TRAINING, LOADED)):
+        job = make_job(trainer="plain", sharding="full", steps=2, warmup_steps=0)
+        done = launch(script, job, modules=modules)
+        assert done.returncode == 0, done.stderr[-2000:]
+        result = load_json(Path(job.out) / "result.json", TrainingResult)
+        assert result.parallelism == "fsdp2"
+        losses.append([step.loss for step in result.steps])
+    assert losses[0] == losses[1]

@@ -95,7 +95,7 @@ def test_a_script_that_saves_nothing_is_refused_with_checkpoints(make_job: MakeJ
     ("metric", "value", "said"),
     [
         ("bits-per-byte", 1.5, None),
-        ("bits-per-bite", 1.5, "this metric is not named"),
+        ("bits-per-bite", 1.5, "not named by"),
         ("bits-per-byte", float("nan"), "a report is a finite number"),
     ],
 )

@@ -1,4 +1,4 @@
-"""How ranks fail: by exit status, traceback and torchrun's report."""
+"""How ranks end: by exit status, traceback, and torchrun's report; and what the meter refuses."""
 
 from __future__ import annotations
 
@@ -11,20 +11,31 @@ import pytest
 
 pytest.importorskip("composer")
 
+import torch
 
 from tests.ranks import environment
-from tests.train.small import MakeJob, launch_by_torchrun
+from tests.train.small import GLOBAL_BATCH, MakeJob, job_file, launch, launch_by_torchrun
+from twinrun.foundation.errors import RunError
 from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED
+from twinrun.protocol.training import TrainingJob
+from twinrun.train import rank
+from twinrun.train.metrics import Meter
 
 FRAME = """
-import time, torch
+import atexit, time, torch
+from twinrun.foundation.errors import MachineError
+from twinrun.protocol.job import Result
 from twinrun.train import training
 
 def train(job):
     {body}
 
+atexit.register(print, "handled")
 training.main(loop=train)
+print("further")
 """
+# More than any address space: the allocator itself refuses.
+TOO_MUCH = "torch.empty(2**60, dtype=torch.uint8)"
 
 
 def script(folder: Path, body: str) -> Path:
@@ -33,59 +44,65 @@ def script(folder: Path, body: str) -> Path:
     return path
 
 
-def test_memory_that_ran_out_has_its_own_status(make_job: MakeJob, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (TOO_MUCH, OUT_OF_MEMORY, "allocate memory"),
+        ("raise MachineError('disk full')", REFUSED, "error: disk full"),
+        ("raise ValueError('broken on purpose')", 1, "ValueError: broken on purpose"),
+        ("return Result(point=job.point, device_name='cpu', libraries={{}})", 0, ""),
+    ],
+)
+def test_each_end_has_its_status_and_its_words(
+    make_job: MakeJob, tmp_path: Path, body: str, status: int, said: str
+) -> None:
     job = make_job()
-    # More than any address space: the allocator itself refuses.
-    ended = launch_by_torchrun(script(tmp_path, "torch.empty(2**60, dtype=torch.uint8)"), job)
+    ended = launch(script(tmp_path, body.replace("{{}}", "{}")), job)
+    assert ended.returncode == status
+    assert said in ended.stderr
+    assert (Path(job.out) / "result.json").exists() == (status == 0)
+    # A rank that is done runs its exit handlers and goes no further.
+    assert ended.stdout == ("" if status else "handled\n")
+
+
+def test_torchrun_says_who_had_no_memory(make_job: MakeJob, tmp_path: Path) -> None:
+    ended = launch_by_torchrun(script(tmp_path, TOO_MUCH), make_job())
     assert ended.returncode != 0
     assert f"exitcode  : {OUT_OF_MEMORY} " in ended.stderr
     assert "rank      : 0 " in ended.stderr
-    assert not (Path(job.out) / "result.json").exists()
-
-
-def test_a_machine_that_refuses_has_its_own_status(make_job: MakeJob, tmp_path: Path) -> None:
-    source = "from twinrun.foundation.errors import MachineError; raise MachineError('disk full')"
-    ended = launch_by_torchrun(script(tmp_path, source), make_job())
-    assert f"exitcode  : {REFUSED} " in ended.stderr
-    assert "error: disk full" in ended.stderr
-
-
-def test_a_rank_that_is_done_runs_its_exit_handlers_and_goes_no_further(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
-    (tmp_path / "job.json").write_text(make_job().model_dump_json())
-    path = script(tmp_path, "return Result(point=job.point, device_name='cpu', libraries={})")
-    handler = "import atexit\natexit.register(print, 'handled')\nfrom twinrun.protocol.job import Result\n"
-    path.write_text(f"{handler}{path.read_text()}\nprint('further')\n")
-    command = [sys.executable, str(path), "--job", str(tmp_path / "job.json")]
-    ended = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, check=False, timeout=400
-    )
-    assert (ended.returncode, ended.stdout) == (0, "handled\n"), ended.stderr
-
-
-def test_any_other_failure_shows_its_traceback(make_job: MakeJob, tmp_path: Path) -> None:
-    path = script(tmp_path, "raise ValueError('broken on purpose')")
-    (tmp_path / "job.json").write_text(make_job().model_dump_json())
-    ended = subprocess.run(
-        [sys.executable, str(path), "--job", str(tmp_path / "job.json")],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
-    assert ended.returncode == 1
-    assert "ValueError: broken on purpose" in ended.stderr
 
 
 def test_sigterm_ends_a_rank_at_once(make_job: MakeJob, tmp_path: Path) -> None:
-    job = make_job()
-    (tmp_path / "job.json").write_text(job.model_dump_json())
     path = script(tmp_path, "print('ready', flush=True); time.sleep(60)")
-    command = [sys.executable, str(path), "--job", str(tmp_path / "job.json")]
+    command = [sys.executable, str(path), "--job", str(job_file(make_job()))]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.terminate()
         assert process.wait(timeout=50) == -signal.SIGTERM
+
+
+def order_of(job: TrainingJob, hashes: list[list[int]]) -> str:
+    rank.introduce(job)
+    meter = Meter(job, torch.device("cpu"))
+    meter.start()
+    for values in hashes:
+        meter.add_samples(torch.tensor(values))
+        meter.add_loss(torch.tensor(1.0), GLOBAL_BATCH)
+        meter.end_step()
+    return meter.order_hash
+
+
+def test_order_hash_knows_steps_but_not_places_in_a_batch(make_job: MakeJob) -> None:
+    large = 2**63 - 1
+    one = order_of(make_job(), [[large, large, 5], [7, 8]])
+    assert one == order_of(make_job(), [[5, large, large], [8, 7]])
+    assert one != order_of(make_job(), [[7, 8], [large, large, 5]])
+
+
+def test_a_loss_that_is_no_number_ends_the_run(make_job: MakeJob) -> None:
+    meter = Meter(make_job(), torch.device("cpu"))
+    meter.start()
+    meter.add_loss(torch.tensor(float("nan")), GLOBAL_BATCH)
+    with pytest.raises(RunError, match="devices=1, step 1: the loss is not finite"):
+        meter.end_step()

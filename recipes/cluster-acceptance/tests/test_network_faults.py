@@ -16,7 +16,7 @@ import pytest
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.checks import ChecksResult
 from twinrun.protocol.measurements import Check
-from twinrun.train.check_process import OTHERS_SECONDS
+from twinrun.train.checks import OTHERS_SECONDS
 
 if find_spec("torch") is None:
     pytest.skip("the packages of a stack are not installed", allow_module_level=True)

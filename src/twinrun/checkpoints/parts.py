@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from twinrun.checkpoints.folder import (
@@ -172,14 +172,3 @@ def _shared(chunks: Iterable[Chunk], boxes: Sequence[Box]) -> Iterator[Box]:
     for chunk in chunks:
         own = Box.at(chunk.offsets, chunk.sizes)
         yield from (shared for box in boxes if (shared := own.shared_with(box)))
-
-
-def holders_of(parts: Iterable[Collection[str]]) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Return for each tensor which parts hold some of it, from the names that each part holds."""
-    found: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-    for number, names in enumerate(parts):
-        for name in names:
-            rows = found[name]
-            goes_on = rows and rows[-1][1] == number - 1
-            rows.append((rows.pop()[0] if goes_on else number, number))
-    return {name: tuple(rows) for name, rows in sorted(found.items())}

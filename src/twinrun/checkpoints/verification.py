@@ -44,11 +44,8 @@ def threads() -> int:
     return max(LEAST_THREADS, len(os.sched_getaffinity(0)) // ranks)
 
 
-def read_manifest(store: FolderStore, step: int, *, beside: bool = True) -> CheckpointManifest:
+def read_manifest(store: FolderStore, step: int) -> CheckpointManifest:
     """Return the index of `step`, whole and consistent, its files beside it.
-
-    Args:
-        beside: whether to look at what lies beside it; of many ranks one does.
 
     Raises:
         DamagedError: it is not what was written, it is another step's, or a file is missing, of another size,
@@ -59,8 +56,7 @@ def read_manifest(store: FolderStore, step: int, *, beside: bool = True) -> Chec
     manifest = parse_manifest(store.manifest(step), place=place)
     if (found := STEP.format(manifest.step)) != STEP.format(step):
         raise DamagedError("another step's", place=place, found=found, allowed=STEP.format(step))
-    if beside:
-        _demand_contents(store, manifest)
+    _demand_contents(store, manifest)
     return manifest
 
 

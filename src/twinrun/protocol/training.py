@@ -183,7 +183,6 @@ FORMS = {
     "parquet": (".parquet",),
     "text": (".txt", ".txt.gz"),
     "tokens": (".bin",),
-    "mds": ("index.json",),
 }
 
 
@@ -203,9 +202,9 @@ class DataSource(Frozen):
     """Local folder, absolute or relative to the recipe's."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """SHA-256 over sorted lines `name sha256` of the local files; `invoke data` says it."""
-    form: Literal["json", "parquet", "text", "tokens", "mds"] = "json"
+    form: Literal["json", "parquet", "text", "tokens"] = "json"
     """`json`: an object a line. `parquet`: a table. `text`: a document a file. `tokens`: little-endian
-    numbers after a header. `mds`: shards of mosaicml-streaming, by their `index.json`."""
+    numbers after a header."""
     column: str = "text"
     """Key or column of the text."""
     header_bytes: NotNegative = 0

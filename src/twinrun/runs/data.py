@@ -108,8 +108,7 @@ def _local_files(source: DataSource, folder: Path) -> tuple[list[Path], Path | N
     tokenizer = folder / source.tokenizer if source.tokenizer and source.form != "tokens" else None
     if tokenizer and not tokenizer.is_file():
         raise InputError("no such file", place=str(tokenizer), hint="`tokenizer` names a file of the folder")
-    shards = [path for file in files for path in sorted(file.parent.glob("*.mds")) if source.form == "mds"]
-    digest = digest_of_files([*files, *shards, *([tokenizer] if tokenizer else [])])
+    digest = digest_of_files([*files, *([tokenizer] if tokenizer else [])])
     require_equal(
         digest,
         source.sha256,
@@ -157,10 +156,7 @@ def _fetch(
 
     tokenizer = RepositoryCommit(source.tokenizer or "", source.tokenizer_revision or "", "model", endpoint)
     texts = RepositoryCommit(source.repository or "", source.revision or "", endpoint=endpoint)
-    pattern = source.files or ""
-    # Shards lie beside the index that names them.
-    patterns = (pattern, pattern.replace(FORMS["mds"][0], "*.mds")) if source.form == "mds" else (pattern,)
-    wanted = [(texts, patterns, files)]
+    wanted = [(texts, (source.files or "",), files)]
     if source.form != "tokens":
         wanted.append((tokenizer, (TOKENIZER,), None))
     fetched: list[list[Path]] = []

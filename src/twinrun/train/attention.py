@@ -5,12 +5,11 @@ Shape suffixes: B sequences, S tokens of one, H heads, G heads of keys and value
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -28,31 +27,29 @@ H / G neighbouring heads of queries share a head of keys and values.
 
 # Backends that PyTorch lacks: that of a model without attention, and our own kernel.
 NONE, TRITON = "none", "triton"
-PACKAGE = "twinrun_attention"
-INTERPRETER = "TRITON_INTERPRET"
 # Fastest first: cuDNN's backward pass is about 1.6 times as fast as FlashAttention-2 on an H200.
 KERNELS = {
-    "cudnn": "CUDNN_ATTENTION",
-    "flash": "FLASH_ATTENTION",
-    "efficient": "EFFICIENT_ATTENTION",
-    "math": "MATH",
+    name: getattr(SDPBackend, backend)
+    for name, backend in {
+        "cudnn": "CUDNN_ATTENTION",
+        "flash": "FLASH_ATTENTION",
+        "efficient": "EFFICIENT_ATTENTION",
+        "math": "MATH",
+    }.items()
+    # PyTorch before 2.5 has no cuDNN's.
+    if hasattr(SDPBackend, backend)
 }
 
 
-def only(kernel: str) -> AbstractContextManager[None]:
-    """Restrict `scaled_dot_product_attention` to one kernel; nothing to restrict for `NONE` and `TRITON`.
+def only(kernel: str) -> contextlib.AbstractContextManager[None]:
+    """Restrict `scaled_dot_product_attention` to one kernel; nothing to restrict for any other name.
 
     torch.compile fixes the kernel when it first traces a graph: enter this around the whole
     training loop, not inside the model.
-
-    Raises:
-        NotImplementedError: this PyTorch does not have `kernel`.
     """
-    if kernel in {NONE, TRITON}:
-        return nullcontext()
-    if (backend := getattr(SDPBackend, KERNELS[kernel], None)) is None:
-        raise NotImplementedError(kernel)
-    context: AbstractContextManager[None] = sdpa_kernel(backend)
+    if kernel not in KERNELS:
+        return contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[None] = sdpa_kernel(KERNELS[kernel])
     return context
 
 
@@ -79,7 +76,15 @@ def fastest(
         for count in (heads, key_heads or heads)
     )
     for kernel in KERNELS:
-        if _runs(kernel, q_BSHE, k_BSGE, slopes_H):
+        # Every kernel that is refused warns about its reason.
+        with warnings.catch_warnings(), contextlib.suppress(RuntimeError), only(kernel):
+            warnings.simplefilter("ignore")
+            try:
+                fused(q_BSHE, k_BSGE, k_BSGE, slopes_H).sum().backward()
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+            except torch.cuda.OutOfMemoryError as error:
+                raise MemoryError(str(error)) from None
             return kernel
     raise MachineError("no attention kernel of this PyTorch runs", found=f"{dtype} on {device}")
 
@@ -120,25 +125,26 @@ def alibi_slopes(heads: int) -> Tensor:
     return slopes if count == heads else torch.cat([slopes[1::2], slopes[::2]])[:heads]
 
 
-def interpret_triton() -> None:
-    """Have Triton's kernels interpreted, as a processor needs it; Triton reads that when it is imported."""
-    os.environ.setdefault(INTERPRETER, "1")
+def package(name: str, *, place: str, found: str, allowed: str, hint: str) -> Any:
+    """Return a package with kernels; raises MachineError where it cannot be imported."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        message = f"cannot import {name}: {error}"
+        raise MachineError(message, place=place, found=found, allowed=allowed, hint=hint) from None
 
 
 def _ours() -> Attend:
-    try:
-        package: Any = importlib.import_module(PACKAGE)
-    except ImportError as error:
-        raise MachineError(
-            f"cannot import {PACKAGE}: {error}",
-            place="attention",
-            found=TRITON,
-            allowed="sdpa or math, or an environment with Triton",
-            hint='recipe.toml names the kernels: kernels = ["flash-attention"]',
-        ) from None
+    ours = package(
+        "twinrun_attention",
+        place="attention",
+        found=TRITON,
+        allowed="sdpa or math, or an environment with Triton",
+        hint='recipe.toml names the kernels: kernels = ["flash-attention"]',
+    )
 
     def attend(q_BSHE: Tensor, k_BSGE: Tensor, v_BSGE: Tensor, slopes_H: Tensor | None) -> Tensor:
-        out: Tensor = package.flash_attn_func(q_BSHE, k_BSGE, v_BSGE, causal=True, alibi_slopes=slopes_H)
+        out: Tensor = ours.flash_attn_func(q_BSHE, k_BSGE, v_BSGE, causal=True, alibi_slopes=slopes_H)
         return out
 
     return attend
@@ -160,19 +166,3 @@ def _bias(slopes_H: Tensor, rows: int) -> Tensor:
     distances_SS = positions_S[:, None] - positions_S[None, :]
     bias_HSS = -slopes_H[:, None, None] * distances_SS
     return bias_HSS.masked_fill(distances_SS < 0, -torch.inf)
-
-
-def _runs(kernel: str, q_BSHE: Tensor, k_BSGE: Tensor, slopes_H: Tensor | None) -> bool:
-    device = q_BSHE.device
-    try:
-        # Every kernel that is refused warns about its reason.
-        with warnings.catch_warnings(), only(kernel):
-            warnings.simplefilter("ignore")
-            fused(q_BSHE, k_BSGE, k_BSGE, slopes_H).sum().backward()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except (RuntimeError, NotImplementedError):
-        return False
-    return True

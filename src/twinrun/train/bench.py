@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from twinrun.foundation.errors import RunError, closest
+from twinrun.foundation.errors import RunError, require_known
 from twinrun.protocol.bench import (
     BenchJob,
     BenchResult,
@@ -89,14 +89,23 @@ class Session:
             refuse: whether a wrong result ends the run; else claims about errors judge it.
 
         Raises:
-            RunError: ours is further from the reference than `allowed_error`, or the labels are wrong.
+            InputError: the recipe declares other labels.
+            RunError: ours is further from the reference than `allowed_error`.
         """
         labels = self._complete(labels)
-        name = self._new_name(labels)
+        name = name_of(self.job.labels, labels)
+        if any(one.name == name for one in self._calls):
+            raise RunError("two calls have the same labels", place=self.job.point, found=name)
         rank.beat(name, step=len(self._calls) + 1)
         checked = [self._with_largest_errors(one) for one in (ours, *baselines)]
-        if refuse:
-            self._refuse_wrong(name, checked[0].errors, allowed_error)
+        tensor, error = largest_error(checked[0].errors)
+        if refuse and error > allowed_error:
+            raise RunError(
+                "the result is not the reference's",
+                place=f"{self.job.point}, {name}",
+                found=f"relative distance {error:.3g} of {tensor}",
+                allowed=f"at most {allowed_error:g}",
+            )
         times: Sequence[tuple[float, ...]] = [()] * len(checked)
         if self.timed:
             calls = [one.call for one in checked]
@@ -115,7 +124,10 @@ class Session:
             traffic=traffic,
         )
         self._calls.append(call)
-        self._report(call)
+        if rank.number() == 0:
+            rank.report(CallLine(point=self.job.point, attempt=self.job.attempt, call=call))
+            summary = "; ".join(_summary(one) for one in (call.ours, *call.baselines))
+            sys.stdout.write(f"{self.job.point} {name}: {summary}\n")
 
     def result(self, peak_rates: Sequence[PeakRate] = ()) -> BenchResult:
         """Return what this case measured, beside the `peak_rates` of the device; every rank must call it."""
@@ -132,48 +144,19 @@ class Session:
         )
 
     def _complete(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return a value for each label of the job, in order; raises RunError."""
-        declared = {one.name: one for one in self.job.labels}
-        labels = {name: given.get(name, one.default) for name, one in declared.items()}
-        for name in (*given, *declared):
-            allowed = declared[name].values if name in declared else tuple(declared)
-            found = labels.get(name) if name in declared else name
-            if found is None or name not in declared or found not in allowed:
-                raise RunError(
-                    "no value of this label" if name in declared else "no label of this recipe",
-                    place=f"{self.job.point}, label {name}",
-                    found=found,
-                    allowed=list(allowed),
-                    hint=closest(found or "", allowed) or "recipe.toml declares the labels",
-                )
-        return {name: value for name, value in labels.items() if value is not None}
-
-    def _new_name(self, labels: Mapping[str, str]) -> str:
-        name = name_of(self.job.labels, labels)
-        if any(one.name == name for one in self._calls):
-            raise RunError("two calls have the same labels", place=self.job.point, found=name)
-        return name
+        """Return a value for each label of the job, in order; raises InputError."""
+        declared, place = {one.name: one for one in self.job.labels}, f"{self.job.point}, label"
+        for name in given:
+            require_known(name, declared, "no label of this recipe", place=f"{place} {name}")
+        labels = {name: str(given.get(name, one.default)) for name, one in declared.items()}
+        for name, value in labels.items():
+            require_known(value, declared[name].values, "no value of this label", place=f"{place} {name}")
+        return labels
 
     def _with_largest_errors(self, checked: CheckedCall) -> CheckedCall:
         """Return the largest errors of any rank, so that every rank refuses what one would."""
         found = ranks.largest(list(checked.errors.values()), self.device)
         return replace(checked, errors=dict(zip(checked.errors, found, strict=True)))
-
-    def _refuse_wrong(self, name: str, errors: Mapping[str, float], allowed: float) -> None:
-        tensor, error = largest_error(errors)
-        if error > allowed:
-            raise RunError(
-                "the result is not the reference's",
-                place=f"{self.job.point}, {name}",
-                found=f"relative distance {error:.3g} of {tensor}",
-                allowed=f"at most {allowed:g}",
-            )
-
-    def _report(self, call: Call) -> None:
-        if rank.number() == 0:
-            rank.report(CallLine(point=self.job.point, attempt=self.job.attempt, call=call))
-            summary = "; ".join(_summary(one) for one in (call.ours, *call.baselines))
-            sys.stdout.write(f"{self.job.point} {call.name}: {summary}\n")
 
 
 def bus_bytes_of_all_reduce(buffer_bytes: int, world_size: int) -> float:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
-from twinrun.foundation.errors import InputError, RunError
+from twinrun.foundation.errors import InputError, MachineError, RunError
 from twinrun.protocol.digests import Tracer
-from twinrun.protocol.training import TrainingJob
-from twinrun.train import attention, float8
+from twinrun.protocol.training import Optimizer, TokenSchedule, TrainingJob
+from twinrun.train import attention
 from twinrun.train.models import DTYPES, Model, family_of
 
 # Integers of the size of a parameter, for its bits.
@@ -22,7 +27,7 @@ def make_model(job: TrainingJob) -> Model:
     """Return the model of `job` on the current device, its parameters not initialised."""
     model = family_of(job.shape).build(job.shape, training=job.training)
     if job.training.precision == "fp8":
-        float8.convert(model.blocks, job)
+        convert_to_fp8(model.blocks, job)
     return model
 
 
@@ -61,14 +66,15 @@ def choose_attention(job: TrainingJob, device: torch.device) -> str:
     )
 
 
-def count_parameters(job: TrainingJob) -> int:
-    """Count on the meta device, where a sharded model is still whole."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in make_model(job).parameters())
+def demand_parameters(job: TrainingJob, found: int | None = None) -> int:
+    """Return the parameters of the job's model; raises RunError where they are not those that its shape has.
 
-
-def demand_parameters(job: TrainingJob, found: int) -> None:
-    """Raise RunError where `found` is not the number of parameters that the job's shape has."""
+    Args:
+        found: counted on the meta device where not given, where a sharded model is still whole.
+    """
+    if found is None:
+        with torch.device("meta"):
+            found = sum(parameter.numel() for parameter in make_model(job).parameters())
     if found != (expected := job.shape.parameters()):
         raise RunError(
             "the model of the script is not the one of the manifest",
@@ -77,6 +83,7 @@ def demand_parameters(job: TrainingJob, found: int) -> None:
             allowed=f"{expected:,} by the closed form of `{job.shape.family}`",
             hint="change the model, or its sizes under [models] of recipe.toml",
         )
+    return found
 
 
 def digest_of(model: Model) -> str:
@@ -103,16 +110,104 @@ def tracer_of(job: TrainingJob, model: Model) -> Tracer | None:
     if not job.training.trace:
         return None
     framework = job.layout.framework if job.layout else "torch"
-    for place, found, allowed in (
-        ("framework", framework, "torch"),
-        ("--checkpoint", "given" if job.checkpointing else "", ""),
-    ):
-        if found != allowed:
-            raise InputError("cannot be traced", place=place, found=found, allowed=allowed or "none")
+    if job.checkpointing or framework != "torch":
+        place, found = ("--checkpoint", "given") if job.checkpointing else ("framework", framework)
+        raise InputError("cannot be traced", place=place, found=found, allowed="torch, without checkpoints")
     name = f"control-{job.control}" if job.control else "run"
-    order = (
-        {key: (axes[0], axes[1]) for key, axes in model.numbering(job.control).items()}
-        if job.control
-        else None
-    )
+    order: Any = model.numbering(job.control) if job.control else None
     return Tracer(model, Path(job.out) / f"{name}.trace", order=order)
+
+
+# AdamW and its learning rate, the same for the Composer recipes and the plain loop.
+def adamw(
+    model: nn.Module, settings: Optimizer, *, groups: list[dict[str, Any]] | None = None
+) -> torch.optim.AdamW:
+    """Return AdamW with its fused kernel where this device and PyTorch have one.
+
+    Weight decay is multiplied by the learning rate, which Composer's decoupled AdamW does not do;
+    at the published weight decay of 0 both are the same.
+    """
+    return torch.optim.AdamW(
+        groups or parameter_groups(model, settings),
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+        fused=next(model.parameters()).is_cuda,
+    )
+
+
+def parameter_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, Any]]:
+    """Return one group of all parameters, or the matrices that decay and the rest, which does not."""
+    if settings.decayed == "all":
+        return [{"params": list(model.parameters())}]
+    apart = getattr(model, "undecayed", ())
+    named = [(one.dim() >= 2 and not name.endswith(apart), one) for name, one in model.named_parameters()]
+    decayed, kept = ([one for chosen, one in named if chosen is wanted] for wanted in (True, False))
+    return [{"params": decayed}, {"params": kept, "weight_decay": 0.0}]
+
+
+def learning_rate(step: int, settings: Optimizer, *, step_tokens: int) -> float:
+    """Return the learning rate of the `step`-th update, counted from 0, after as many steps of tokens.
+
+    Linear, then cosine; or linear, stable, linear in tokens. The first update has rate 0, as in Composer's
+    CosineAnnealingWithWarmupScheduler.
+    """
+    if settings.schedule is not None:
+        factor = _factor(step * step_tokens, settings.schedule)
+        least = settings.final_factor if step * step_tokens >= settings.schedule.warmup else 0.0
+        return settings.learning_rate * max(least, factor)
+    assert settings.warmup_steps is not None
+    assert settings.decay_steps is not None
+    if step < settings.warmup_steps:
+        return settings.learning_rate * step / settings.warmup_steps
+    cosine_steps = max(1, settings.decay_steps - settings.warmup_steps)
+    progress = min(1.0, (step - settings.warmup_steps) / cosine_steps)
+    cosine = 0.5 * (1 + math.cos(math.pi * progress))
+    return settings.learning_rate * (settings.final_factor + (1 - settings.final_factor) * cosine)
+
+
+def _factor(tokens: int, schedule: TokenSchedule) -> float:
+    """Return the learning rate over its peak, without the minimum."""
+    if tokens < schedule.warmup:
+        return tokens / schedule.warmup
+    left = schedule.total - tokens
+    return 1.0 if left >= schedule.decay else max(0.0, left / schedule.decay)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Use `rate` in every parameter group from the next update on."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+# Matrix products of a model's blocks in fp8, by a recipe of torchao's own.
+PACKAGE = "torchao.float8"
+
+
+def convert_to_fp8(blocks: nn.Module, job: TrainingJob) -> None:
+    """Let every linear layer of `blocks` multiply in fp8; a processor computes the rounded factors in fp32.
+
+    Raises:
+        MachineError: the interpreter of the ranks has no torchao.
+    """
+    try:
+        package: Any = import_module(PACKAGE)
+    except ImportError as error:
+        raise MachineError(
+            f"cannot import {PACKAGE}: {error}",
+            place="--set precision",
+            found="fp8",
+            allowed="bf16, fp32, or an environment with torchao",
+            hint="--engine venv installs the lock of a stack that has it",
+        ) from None
+    recipe = package.Float8LinearConfig.from_recipe_name(job.training.fp8_recipe)
+    package.convert_to_float8_training(blocks, config=replace(recipe, emulate=not job.accelerator))
+
+
+def fp8_described(job: TrainingJob) -> str:
+    """Return which recipe computes the products of `job`, empty where they are in another type."""
+    if job.training.precision != "fp8":
+        return ""
+    where = "on the device" if job.accelerator else "emulated: rounded to fp8, multiplied in fp32"
+    return f"torchao {job.training.fp8_recipe}, {where}"

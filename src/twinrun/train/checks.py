@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import json
+import multiprocessing
+import os
 import platform
 import signal
+import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
 
-from twinrun.foundation.errors import InputError, TwinrunError, closest
+from twinrun.foundation.errors import TwinrunError, require_known
+from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.checks import CheckLine, ChecksJob, CheckSpec, ChecksResult
 from twinrun.protocol.measurements import Check
 from twinrun.train import rank
-from twinrun.train.check_process import CheckError, UndecidedError, run_check
-from twinrun.train.outcomes import Outcomes
 
 __all__ = ["CheckError", "CheckFunction", "UndecidedError", "main"]
 
@@ -37,7 +45,8 @@ def main(functions: Mapping[str, CheckFunction]) -> None:
     try:
         job = load_json(rank.job_argument(), ChecksJob)
         rank.introduce(job)
-        _refuse_unknown(job, functions)
+        for spec in job.checks:
+            require_known(spec.id, functions, "the script has no function for this check", place=job.recipe)
         _import_torch()
         outcomes = Outcomes(job)
         found = [check for spec in job.checks for check in _run(job, spec, functions[spec.id], outcomes)]
@@ -67,18 +76,6 @@ def _import_torch() -> None:
         load()
 
 
-def _refuse_unknown(job: ChecksJob, functions: Mapping[str, CheckFunction]) -> None:
-    for spec in job.checks:
-        if spec.id not in functions:
-            raise InputError(
-                "the script has no function for this check",
-                place=job.recipe,
-                found=spec.id,
-                allowed=list(functions),
-                hint=closest(spec.id, functions),
-            )
-
-
 def _run(job: ChecksJob, spec: CheckSpec, function: CheckFunction, outcomes: Outcomes) -> Iterable[Check]:
     """Run a check where it belongs; on the first rank return, and report, what all ranks found."""
     together = spec.scope == "allocation"
@@ -88,11 +85,14 @@ def _run(job: ChecksJob, spec: CheckSpec, function: CheckFunction, outcomes: Out
         reason = f"not run: without rank {ranks}"
         outcome = Check(id=spec.id, outcome="unknown", place=_place(spec), reason=reason)
     elif spec.scope != "node" or rank.variable("LOCAL_RANK", 0) == 0:
-        variables = _rendezvous(outcomes.share_port()) if together and outcomes.ranks > 1 else {}
+        variables = {}
+        if together and outcomes.ranks > 1:
+            # torchrun's own store, which lives as long as the ranks, has the addresses of the check before.
+            port = str(outcomes.share_port())
+            variables = {"MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "False"}
         is_over = outcomes.is_over if together else lambda: False
-        outcome = run_check(
-            spec, partial(function, job), place=_place(spec), variables=variables, is_over=is_over
-        )
+        work = partial(function, job)
+        outcome = run_check(spec, work, place=_place(spec), variables=variables, is_over=is_over)
         if outcome.outcome == "fail" and not together:
             outcome = outcome.model_copy(update={"nodes": (platform.node(),)})
     outcomes.post(spec, outcome)
@@ -102,9 +102,8 @@ def _run(job: ChecksJob, spec: CheckSpec, function: CheckFunction, outcomes: Out
     found = [_merged(spec, by_rank)] if together else list(by_rank.values())
     for check in found:
         rank.report(CheckLine(point=job.point, attempt=job.attempt, check=check))
-        sys.stdout.write(
-            f"{job.point} {check.id}, {check.place}: {check.outcome} {check.reason}".rstrip() + "\n"
-        )
+        said = f"{job.point} {check.id}, {check.place}: {check.outcome} {check.reason}"
+        sys.stdout.write(f"{said.rstrip()}\n")
     return found
 
 
@@ -113,14 +112,6 @@ def _place(spec: CheckSpec) -> str:
         return "allocation"
     host = platform.node()
     return host if spec.scope == "node" else f"{host}, device {rank.variable('LOCAL_RANK', 0)}"
-
-
-def _rendezvous(port: int) -> dict[str, str]:
-    """Return what lets the processes of one check find each other.
-
-    torchrun's own store, which lives as long as the ranks, has the addresses of the check before.
-    """
-    return {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
 
 
 def _merged(spec: CheckSpec, by_rank: Mapping[int, Check]) -> Check:
@@ -150,3 +141,186 @@ def _software(job: ChecksJob) -> tuple[str, dict[str, str]]:
         return devices.name(device), devices.libraries(device)
     except (ImportError, OSError, RuntimeError, AssertionError):
         return platform.machine(), {"python": platform.python_version()}
+
+
+# One check in a process of its own, which is killed when its time is over. Imports without torch.
+# Ranks of one check find the same at about the same time; to wait longer for one that gave up is in vain.
+OTHERS_SECONDS = 10.0
+_POLL_SECONDS = 0.2
+
+
+class FindingError(Exception):
+    """What a check found, and what to do about it; it is raised as one of the two below."""
+
+    outcome: ClassVar[str]
+
+    def __init__(self, reason: str, *, remedy: str | None = None, nodes: Sequence[str] = ()) -> None:
+        super().__init__(reason)
+        self.reason, self.remedy, self.nodes = reason, remedy, tuple(nodes)
+
+
+class CheckError(FindingError):
+    """What a check found wrong."""
+
+    outcome = "fail"
+
+
+class UndecidedError(FindingError):
+    """Why a check could find out nothing, and what would let it."""
+
+    outcome = "unknown"
+
+
+def run_check(
+    spec: CheckSpec,
+    function: Callable[[], str | None],
+    *,
+    place: str,
+    variables: Mapping[str, str],
+    is_over: Callable[[], bool] = lambda: False,
+) -> Check:
+    """Run `function` in a forked process with `variables` in its environment; return its outcome.
+
+    Args:
+        is_over: says whether another rank has ended this check without passing it; it is not waited for long.
+    """
+    began = time.monotonic()
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(function, variables, writer))
+    process.start()
+    writer.close()
+    with contextlib.suppress(OSError):
+        # Here too: whichever process is first, the group is there before anything is killed.
+        os.setpgid(process.pid or 0, process.pid or 0)
+    try:
+        finding = _finding(reader, deadline=began + spec.timeout, is_over=is_over)
+    finally:
+        reader.close()
+        with contextlib.suppress(ProcessLookupError):
+            # With all that it has started.
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+    if finding is None:
+        finding = {"outcome": "fail", "reason": f"timed out after {spec.timeout:g} s"}
+    content = {"id": spec.id, "place": place, "seconds": time.monotonic() - began}
+    content |= finding or {"outcome": "unknown", "reason": _described(process.exitcode or 0)}
+    # As JSON, in which a list is a tuple.
+    return Check.model_validate_json(json.dumps(content))
+
+
+def _finding(reader: Any, *, deadline: float, is_over: Callable[[], bool]) -> dict[str, Any] | None:
+    """Return what the process found, nothing where it ended without, None where its time is over."""
+    others = False
+    while not reader.poll(min(max(0.0, deadline - time.monotonic()), _POLL_SECONDS)):
+        if time.monotonic() > deadline:
+            over = {"outcome": "unknown", "reason": "not ended: another rank has, without passing"}
+            return over if others else None
+        if not others and is_over() and time.monotonic() + OTHERS_SECONDS < deadline:
+            others, deadline = True, time.monotonic() + OTHERS_SECONDS
+    try:
+        # Nothing is unpickled.
+        found: dict[str, Any] = json.loads(reader.recv_bytes())
+    except EOFError:
+        return {}
+    return found
+
+
+def _answer(function: Callable[[], str | None], variables: Mapping[str, str], writer: Any) -> None:
+    """Say what `function` finds; in a group of its own it is killed with all that it has started."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ.update(variables)
+    try:
+        found: dict[str, Any] = {"outcome": "pass", "reason": function() or ""}
+    except FindingError as one:
+        found = {"outcome": one.outcome, "reason": one.reason, "remedy": one.remedy, "nodes": one.nodes}
+    except BaseException as error:
+        traceback.print_exc()
+        found = {"outcome": "unknown", "reason": f"{type(error).__name__}: {error}"}
+    writer.send_bytes(json.dumps(found).encode())
+
+
+def _described(status: int) -> str:
+    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+
+# How ranks tell each other the outcomes of checks: files in the folder of the job. Imports without torch.
+# Beyond the timeouts: ranks do not start at once, and a shared file system shows a file late.
+GRACE_SECONDS = 60.0
+POLL_SECONDS = 0.02
+
+
+class Outcomes:
+    """The outcomes of all ranks, each posted by its rank as soon as it is known."""
+
+    def __init__(self, job: ChecksJob) -> None:
+        rank.demand_world_size(job)
+        self.rank, self.ranks = rank.number(), job.world_size
+        # An earlier attempt may have left files in the folder.
+        self._folder = Path(job.out) / f"outcomes-{job.attempt}"
+        # No rank is later than this: each check before ended within its timeout.
+        self._patience = GRACE_SECONDS
+        self._ended = 0
+        self._write(self._name, "")
+
+    @property
+    def _name(self) -> str:
+        """The check that this rank has ended last; 0 is its start."""
+        return f"check-{self._ended}"
+
+    @property
+    def _over(self) -> Path:
+        """One file of all ranks: asked often, by each."""
+        return self._folder / f"over-{self._ended}"
+
+    def share_port(self) -> int:
+        """Return a port that is free on the first rank's host, the same on all ranks; after `meet`."""
+        name = f"port-{self._ended}"
+        if self.rank == 0:
+            with contextlib.closing(socket.create_server(("", 0))) as server:
+                self._write(name, str(server.getsockname()[1]))
+        self._wait_for(name, {0})
+        return int(self._file(name, 0).read_text())
+
+    def is_over(self) -> bool:
+        """Say whether a rank has ended the check that this one is at without passing it."""
+        return self._over.exists()
+
+    def post(self, spec: CheckSpec, outcome: Check | None) -> None:
+        """Say what this rank found, None where it takes no part."""
+        if outcome and outcome.outcome != "pass":
+            write_atomically(self._over, "")
+        self._ended += 1
+        self._write(self._name, outcome.model_dump_json() if outcome else "")
+        self._patience += spec.timeout
+
+    def collect(self, spec: CheckSpec) -> dict[int, Check]:
+        """Return by rank what the check posted last has found; `unknown` for a rank that is silent."""
+        missing, found = self.meet(), {}
+        for number in range(self.ranks):
+            if number in missing:
+                place, reason = f"rank {number}", "this rank reported nothing"
+                found[number] = Check(id=spec.id, outcome="unknown", place=place, reason=reason)
+            elif self._file(self._name, number).stat().st_size:
+                found[number] = load_json(self._file(self._name, number), Check)
+        return found
+
+    def meet(self) -> list[int]:
+        """Wait until every rank has ended the check before; return the ranks that did not."""
+        return sorted(self._wait_for(self._name, set(range(self.ranks))))
+
+    def _wait_for(self, name: str, ranks: set[int]) -> set[int]:
+        """Wait for the file of each rank; return the ranks without one when patience ends."""
+        deadline = time.monotonic() + self._patience
+        while missing := {one for one in ranks if not self._file(name, one).exists()}:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_SECONDS)
+        return missing
+
+    def _write(self, name: str, text: str) -> None:
+        write_atomically(self._file(name, self.rank), text)
+
+    def _file(self, name: str, rank: int) -> Path:
+        return self._folder / f"{name}.{rank}"

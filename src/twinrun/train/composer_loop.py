@@ -13,12 +13,12 @@ from torch import Tensor
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import building, ranks
+from twinrun.train.building import adamw, set_learning_rate
 from twinrun.train.checkpoint.state import InPlaceState
 from twinrun.train.data import Batch, targets_of
 from twinrun.train.data_parallel import GradientSync, clip_norm, gradient_excess, settle_buckets
 from twinrun.train.loop import Engine, Steps
 from twinrun.train.models import Model
-from twinrun.train.optimizer import adamw, set_learning_rate
 
 # Compilation can keep one rank busy for minutes while the others wait in a collective.
 TIMEOUT_SECONDS = 1800.0

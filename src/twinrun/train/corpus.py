@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.errors import InputError, MachineError, require_equal
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, sha256_of_file, write_atomically
 from twinrun.foundation.manifest import Frozen, validate
 from twinrun.protocol.models.shape import Positive
@@ -135,37 +135,30 @@ def write_corpus(
         InputError: `folder` holds other data, or the documents do not fill one sample.
         MachineError: the folder cannot be written.
     """
-    if (folder / CORPUS).is_file():
-        return _existing(folder, origin)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        corpus = _write(partial, origin, documents).model_copy(update={"server": server})
-        for name, content in (beside or {}).items():
-            (partial / name).write_bytes(content)
-        write_atomically(partial / CORPUS, corpus.text())
-        partial.replace(folder)
-    except OSError as error:
-        if (folder / CORPUS).is_file():
-            return _existing(folder, origin)
-        raise MachineError(
-            f"cannot write: {error.strerror}", place=str(folder), hint="nothing was left behind"
-        ) from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return corpus
-
-
-def _existing(folder: Path, origin: Origin) -> Corpus:
+    if not (folder / CORPUS).is_file():
+        try:
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            made = _write(partial, origin, documents).model_copy(update={"server": server})
+            for name, content in (beside or {}).items():
+                (partial / name).write_bytes(content)
+            write_atomically(partial / CORPUS, made.text())
+            partial.replace(folder)
+        except OSError as error:
+            # Another process may have been first.
+            if not (folder / CORPUS).is_file():
+                message, hint = f"cannot write: {error.strerror}", "nothing was left behind"
+                raise MachineError(message, place=str(folder), hint=hint) from None
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
     corpus = read_corpus(folder)
-    if corpus.origin != origin:
-        raise InputError(
-            "this folder holds data prepared otherwise",
-            place=str(folder),
-            found=corpus.origin.model_dump_json(),
-            allowed=origin.model_dump_json(),
-            hint="choose another folder or delete this one",
-        )
+    require_equal(
+        corpus.origin.model_dump_json(),
+        origin.model_dump_json(),
+        "this folder holds data prepared otherwise",
+        place=str(folder),
+        hint="choose another folder or delete this one",
+    )
     return corpus
 
 

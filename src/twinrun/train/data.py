@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from torch.utils.data import DataLoader, Dataset
 
 from twinrun.foundation.errors import InputError, RunError
-from twinrun.foundation.files import sha256_of_bytes, sha256_of_file
+from twinrun.foundation.files import sha256_of_file
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import rank
 from twinrun.train.corpus import (
@@ -52,15 +52,21 @@ def load_corpus(job: TrainingJob, *, least: int | None = None) -> Corpus:
     folder = Path(job.data)
     corpus = read_corpus(folder)
     _check_suitable(corpus, job, least=least or job.training.global_batch)
-    index = folder / INDEX
-    if not index.is_file() or sha256_of_file(index) != corpus.index_sha256:
-        raise damaged(index)
-    shards = json.loads(index.read_text())["shards"]
+    _demand(folder / INDEX, corpus.index_sha256)
+    shards = json.loads((folder / INDEX).read_text())["shards"]
     if any(shard["column_encodings"] != [encoding_of(corpus.origin)] for shard in shards):
-        raise damaged(index)
+        raise damaged(folder / INDEX)
+    # Streaming itself only hashes a shard after a download.
     for shard in shards[rank.variable("LOCAL_RANK", 0) :: rank.variable("LOCAL_WORLD_SIZE", 1)]:
-        _verify(folder, shard)
+        raw = shard["raw_data"]
+        _demand(folder / raw["basename"], raw["hashes"].get("sha256"))
     return corpus
+
+
+def _demand(file: Path, sha256: str) -> None:
+    """Raise InputError where a file of the data is not the one with that digest."""
+    if not file.is_file() or sha256_of_file(file) != sha256:
+        raise damaged(file)
 
 
 class Samples(Dataset[dict[str, Any]]):
@@ -71,11 +77,8 @@ class Samples(Dataset[dict[str, Any]]):
         # Seconds of a processor: only a rank that reads data imports it.
         from streaming.base.format import reader_from_json
 
-        path = Path(folder) / HASHES
-        content = path.read_bytes() if path.is_file() else b""
-        if sha256_of_bytes(content) != corpus.hashes_sha256:
-            raise damaged(path)
-        self._folder, self._hashes = folder, np.frombuffer(content, HASH)
+        _demand(Path(folder) / HASHES, corpus.hashes_sha256)
+        self._folder, self._hashes = folder, np.fromfile(Path(folder) / HASHES, HASH)
         shards = json.loads((Path(folder) / INDEX).read_text(encoding="utf-8"))["shards"]
         self._readers: list[Any] = [reader_from_json(folder, None, shard) for shard in shards]
         self.shards = [int(one.samples) for one in self._readers]
@@ -201,30 +204,12 @@ def collate(samples: list[dict[str, Any]], *, control: int = 0) -> Batch:
 
 
 def _check_suitable(corpus: Corpus, job: TrainingJob, *, least: int) -> None:
-    for what, found, allowed, suits in (
-        ("sequence", corpus.sequence, job.shape.sequence, corpus.sequence == job.shape.sequence),
-        (
-            "vocabulary",
-            corpus.largest_token,
-            f"below {job.shape.vocabulary}",
-            corpus.largest_token < job.shape.vocabulary,
-        ),
-        ("samples", corpus.samples, f"at least {least}", corpus.samples >= least),
+    vocabulary = job.shape.vocabulary
+    for what, suits, found, allowed in (
+        ("sequence", corpus.sequence == job.shape.sequence, corpus.sequence, job.shape.sequence),
+        ("vocabulary", corpus.largest_token < vocabulary, corpus.largest_token, f"below {vocabulary}"),
+        ("samples", corpus.samples >= least, corpus.samples, f"at least {least}"),
     ):
         if not suits:
-            raise InputError(
-                "the prepared data does not suit the run",
-                place=f"{job.data}/{CORPUS}:{what}",
-                found=found,
-                allowed=allowed,
-            )
-
-
-def _verify(folder: Path, shard: dict[str, Any]) -> None:
-    """Hash a shard that is already on disk, which streaming itself only does after a download."""
-    raw = shard["raw_data"]
-    path = folder / raw["basename"]
-    if not path.is_file() or path.stat().st_size != raw["bytes"]:
-        raise damaged(path)
-    if sha256_of_file(path) != raw["hashes"].get("sha256"):
-        raise damaged(path)
+            message, place = "the prepared data does not suit the run", f"{job.data}/{CORPUS}:{what}"
+            raise InputError(message, place=place, found=found, allowed=allowed)

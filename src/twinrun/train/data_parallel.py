@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import building, rank, ranks
+from twinrun.train.building import adamw, set_learning_rate
 from twinrun.train.checkpoint.state import InPlaceState, Parts
 from twinrun.train.data import Batch, targets_of
 from twinrun.train.loop import Engine
 from twinrun.train.models import DTYPES, IGNORED, Model
-from twinrun.train.optimizer import adamw, set_learning_rate
+
+try:
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+except ImportError:
+    # Where PyTorch before 2.6 has them.
+    from torch.distributed._composable.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 LossFunction = Callable[[Tensor], Tensor]
 
@@ -168,8 +173,8 @@ class GradientSync:
 
 def clip_norm(model: nn.Module, most: float) -> Tensor:
     """Scale gradients so that their norm over all ranks is `most` at the largest; return what it was."""
-    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm=most)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    norm: Any = nn.utils.clip_grad_norm_(model.parameters(), max_norm=most)
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
 def gradient_excess(device: torch.device) -> float:

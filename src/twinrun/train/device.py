@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import resource
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
 
 import torch
 
-from twinrun.protocol.job import Job
+from twinrun.protocol.job import Job, PowerReading, PowerSource
 from twinrun.train import node, rank
 
-# Distribution names, by the name a record uses.
+# The name that a record uses, by those of distributions.
 DISTRIBUTIONS = {
-    "torch": ("torch",),
-    "composer": ("mosaicml",),
-    "deepspeed": ("deepspeed",),
-    "torchao": ("torchao",),
-    "streaming": ("mosaicml-streaming",),
-    "triton": ("triton", "pytorch-triton-rocm", "triton-rocm"),
-    "numpy": ("numpy",),
+    "mosaicml": "composer",
+    "mosaicml-streaming": "streaming",
+    **dict.fromkeys(("triton", "pytorch-triton-rocm", "triton-rocm"), "triton"),
+    **{name: name for name in ("deepspeed", "torchao", "numpy")},
 }
 
 
@@ -63,12 +67,9 @@ def peak_memory_bytes(device: torch.device) -> int:
 def libraries(device: torch.device) -> dict[str, str]:
     """Return the versions of what computes and communicates; absent packages are left out."""
     found = {"python": platform.python_version(), "collectives": collectives(device)}
-    for label, distributions in DISTRIBUTIONS.items():
-        for distribution in distributions:
-            try:
-                found.setdefault(label, version(distribution))
-            except PackageNotFoundError:
-                continue
+    for distribution, label in DISTRIBUTIONS.items():
+        with contextlib.suppress(PackageNotFoundError):
+            found.setdefault(label, version(distribution))
     found["torch"] = torch.__version__
     return found
 
@@ -80,3 +81,116 @@ def collectives(device: torch.device) -> str:
     library = "RCCL" if torch.version.hip else "NCCL"
     numbers: object = torch.cuda.nccl.version()
     return f"{library} {'.'.join(map(str, numbers)) if isinstance(numbers, tuple) else numbers}"
+
+
+# Power and engine clock of this rank's device, and the power of each step, sampled beside the rank.
+PERIOD_SECONDS = 0.125
+# A step that is shorter than the time between two samples has the power of the newest one before its end.
+FRESH_SECONDS = 3 * PERIOD_SECONDS
+DEVICES = Path("/sys/bus/pci/devices")
+# What the driver has: the mean power or, for later cards, the power now; in microwatts and in hertz.
+FILES = {"power": ("power1_average", "power1_input"), "clock": ("freq1_input",)}
+
+Quantity = Literal["power", "clock"]
+Sensor = tuple[str, Callable[[], float]]
+"""The name of a sensor, and what reads watts or MHz now."""
+
+
+class NoPowerError(Exception):
+    """Nothing says this quantity here, and why."""
+
+
+def pci_address(device: int) -> str | None:
+    """Return where a device is on the PCI bus, None where PyTorch does not say, as before 2.7."""
+    if not torch.cuda.is_available() or device >= torch.cuda.device_count():
+        return None
+    found = torch.cuda.get_device_properties(device)
+    if not hasattr(found, "pci_bus_id"):
+        return None
+    return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+
+
+def sensor_of(device: int, quantity: Quantity) -> Sensor:
+    """Return what reads a quantity of a device; raises NoPowerError."""
+    if not torch.version.hip:
+        return by_nvml(device, quantity)
+    if (address := pci_address(device)) is None:
+        raise NoPowerError("PyTorch does not say where the device is on the PCI bus")
+    return by_files(address, quantity)
+
+
+def by_nvml(device: int, quantity: Quantity) -> Sensor:
+    """Return the sensor that PyTorch reads by nvidia-ml-py; from Ampere on it has the mean of a second."""
+
+    def read() -> float:
+        asked = torch.cuda.power_draw(device) / 1e3 if quantity == "power" else torch.cuda.clock_rate(device)
+        return float(asked)
+
+    try:
+        read()
+    except Exception as error:
+        raise NoPowerError(f"NVML: {error}") from None
+    return "NVML", read
+
+
+def by_files(address: str, quantity: Quantity) -> Sensor:
+    """Return the sensor of the kernel's driver; of a card with two dies the first has the power of both."""
+    for name in FILES[quantity]:
+        for file in DEVICES.glob(f"{address}/hwmon/hwmon*/{name}"):
+
+            def read(file: Path = file) -> float:
+                return float(file.read_text(encoding="ascii")) / 1e6
+
+            with contextlib.suppress(OSError, ValueError):
+                if read() > 0:
+                    return f"hwmon, {name}", read
+    raise NoPowerError(f"no number in {DEVICES / address}/hwmon/hwmon*/{', '.join(FILES[quantity])}")
+
+
+class PowerMeter:
+    """What this rank knows of the power of its device."""
+
+    def __init__(self, job: Job, reading: PowerReading | None) -> None:
+        cards = reading.devices_per_card if reading else 1
+        self.needed = -(-job.world_size // cards)
+        """How many ranks must have read something before the power of all devices is known."""
+        self._samples: deque[tuple[float, float]] = deque()
+        self._counted, self._seconds = 0, 0.0
+        self._over = threading.Event()
+        self._known = PowerSource(sensor=None, reason="a processor's power is not read")
+        if job.accelerator and reading:
+            try:
+                name, self._read = sensor_of(rank.variable("LOCAL_RANK", 0), "power")
+                self._known = PowerSource(sensor=name)
+                threading.Thread(target=self._sample, daemon=True).start()
+            except NoPowerError as error:
+                self._known = PowerSource(sensor=None, reason=str(error))
+
+    def watts(self, began: float, ended: float, *, timed: bool) -> float | None:
+        """Return the mean power between two times of the monotonic clock, None where there is no sample."""
+        oldest = min(began, ended - FRESH_SECONDS)
+        while self._samples and self._samples[0][0] < oldest:
+            self._samples.popleft()
+        kept = tuple(self._samples)
+        found = [watts for moment, watts in kept if began <= moment <= ended]
+        if timed:
+            self._counted += len(found)
+            self._seconds += ended - began
+        found = found or [watts for moment, watts in kept if moment <= ended][-1:]
+        return sum(found) / len(found) if found else None
+
+    def source(self) -> PowerSource:
+        """Return where the samples come from, or why there are none."""
+        rate = self._counted / self._seconds if self._known.sensor and self._seconds else None
+        return self._known.model_copy(update={"samples_per_second": rate})
+
+    def end(self) -> None:
+        """Sample no more."""
+        self._over.set()
+
+    def _sample(self) -> None:
+        while not self._over.wait(PERIOD_SECONDS):
+            # A driver that is busy, or a device that is reset, is no reason to end.
+            with contextlib.suppress(Exception):
+                watts = self._read()
+                self._samples.append((time.monotonic(), watts))

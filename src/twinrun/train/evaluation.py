@@ -27,8 +27,7 @@ from twinrun.protocol.training import TrainingJob, TrainingResult
 from twinrun.train import device as devices
 from twinrun.train import rank, ranks, training
 from twinrun.train.scoring import subject
-from twinrun.train.scoring.harness import RankedModel
-from twinrun.train.scoring.tasks import TaskOutcome, demand_tasks, harness_name, score_tasks
+from twinrun.train.scoring.harness import RankedModel, TaskOutcome, demand_tasks, harness_name, score_task
 
 
 class TrainedModel(Frozen):
@@ -98,22 +97,22 @@ def _score(
     vocabulary = subject.vocabulary_of(found.folder)
     tokenizer = subject.load_tokenizer(found.folder, vocabulary=vocabulary, allowed=job.tokenizer)
     model = subject.load_model(found.folder, precision=job.precision, device=device)
-    loaded = RankedModel(model, tokenizer=tokenizer, batch=job.batch, report=lambda _asked: None)
+    loaded = RankedModel(model, tokenizer=tokenizer, batch=job.batch)
     tensors = subject.digest_of_tensors(loaded.model)
     if (first := ranks.from_first(tensors)) != tensors:
-        raise RunError(
-            "this rank has loaded other weights than the first",
-            place=str(found.folder),
-            found=f"sha256 {tensors}",
-            allowed=first,
-        )
-    outcomes = score_tasks(job, loaded, sha256=sha256, folder=found.kept / "tasks")
+        message = "this rank has loaded other weights than the first"
+        raise RunError(message, place=str(found.folder), found=f"sha256 {tensors}", allowed=first)
+    tasks = found.kept / "tasks"
+    outcomes = tuple(
+        score_task(job, spec, loaded, sha256=sha256, file=tasks / f"{spec.name}.json") for spec in job.tasks
+    )
     # Also now: pages of a file that was mapped into memory are read when they are needed.
-    if changed := sorted(name for name, _ in set(stamps(found.folder).items()) ^ set(written.items())):
+    changed = {name for name, _ in stamps(found.folder).items() ^ written.items()}
+    if changed:
         raise InputError(
             "the model was changed while it was scored",
             place=str(found.folder),
-            found=list(dict.fromkeys(changed)),
+            found=sorted(changed),
             allowed=f"the files with the digest {sha256}",
         )
     scores = ModelScores(
@@ -142,7 +141,9 @@ def _models(job: EvaluationJob) -> Iterator[FoundModel]:
     assert job.training is not None, "either a model is there, or one is trained"
     # The training is a part of this start of the point.
     training_job = job.training.model_copy(update={"attempt": job.attempt, "out": job.out})
-    for step in _steps(training_job.training.steps, job.every):
+    end = training_job.training.steps
+    # Its end is always one.
+    for step in (*range(job.every or end, end, job.every or end), end):
         folder = kept / f"step-{step}"
         trained = _train(training_job, step, folder)
         yield FoundModel(
@@ -152,12 +153,6 @@ def _models(job: EvaluationJob) -> Iterator[FoundModel]:
             checkpoint_sha256=trained.checkpoint_sha256,
             trained=trained.result,
         )
-
-
-def _steps(end: int, every: int | None) -> Iterator[int]:
-    """Yield after how many steps a training is scored; its end is always one."""
-    yield from range(every, end, every) if every else ()
-    yield end
 
 
 def _train(job: TrainingJob, step: int, folder: Path) -> TrainedModel:

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from twinrun.foundation.errors import InputError
 from twinrun.protocol.training import COMPOSER, TrainingJob, TrainingResult
 from twinrun.train import attention, building, rank
+from twinrun.train.building import learning_rate
 from twinrun.train.checkpoint.session import checkpoints_of
 from twinrun.train.checkpoint.state import Parts
 from twinrun.train.corpus import Corpus
-from twinrun.train.data import Batch, load_batches, load_corpus, set_position
+from twinrun.train.data import Batch, Samples, load_batches, load_corpus, set_position, targets_of
 from twinrun.train.device import device_of
 from twinrun.train.metrics import Meter
-from twinrun.train.optimizer import learning_rate
-from twinrun.train.validation import LossOfTargets, ValidationLoss
+from twinrun.train.models import IGNORED
 
 # A recipe's plain loop leaves the kernel of attention to PyTorch; layouts fix the fastest, as Composer's do.
 FREE_ATTENTION = "chosen by PyTorch"
+
+
+LossOfTargets = Callable[[Tensor, Tensor], Tensor]
+"""Takes tokens and targets (B, S), and returns their mean cross entropy in nats per token."""
 
 
 class Engine:
@@ -79,7 +86,10 @@ class Steps:
         """Go on from the newest checkpoint, if there is one."""
         self._job, self._meter, self._beside = job, meter, beside
         self._saves = checkpoints_of(job, corpus=corpus, parts=engine.parts, meter=meter)
-        self._validation = ValidationLoss(job, meter)
+        # Control runs are there for their losses in training.
+        self._validation = None if job.control else job.training.validation
+        self._sequences = self._validation.sequences if self._validation else 0
+        self._held_out_NS = validation_share(job, self._sequences) if self._validation else torch.empty(0)
         self.done = self._first = self._saves.resume()
         self.loader = load_batches(job, corpus)
         set_position(self.loader, job, corpus, step=self.done)
@@ -124,7 +134,12 @@ class Steps:
             self._beside.end_step(self.done - self._first)
         self.done += 1
         self._meter.end_step(norm)
-        self._validation.after_step(self.done, loss_of)
+        if self._validation and self._validation.due(self.done, steps=self._job.training.steps):
+            share, device = self._held_out_NS, self._meter.device
+            loss = validation_loss(self._job, share, loss_of, sequences=self._sequences, device=device)
+            self._meter.validation.append((self.done, loss))
+            # The clock of steps stood meanwhile.
+            self._meter.start()
         self._saves.after_step(self.done)
 
     def wait(self) -> None:
@@ -161,3 +176,46 @@ def train(job: TrainingJob, framework: Any, *, beside: Any = None) -> TrainingRe
         weights_hash=engine.weights_hash,
         changes=dict(engine.changes),
     )
+
+
+def validation_share(job: TrainingJob, sequences: int) -> Tensor:
+    """Return this rank's share of the first `sequences` of the validation data, (N, S).
+
+    Raises:
+        InputError: the data is damaged, does not suit the model, or has too few sequences.
+    """
+    corpus = load_corpus(job.model_copy(update={"data": job.validation_data}), least=1)
+    if corpus.samples < sequences:
+        raise InputError(
+            "the validation data has too few sequences",
+            place=job.validation_data,
+            found=corpus.samples,
+            allowed=f"at least {sequences}, validation.sequences",
+        )
+    samples = Samples(job.validation_data, corpus)
+    places = range(rank.number(), sequences, job.world_size)
+    mine = [torch.from_numpy(samples[place]["tokens"]) for place in places]
+    return torch.stack(mine) if mine else torch.empty(0, job.shape.sequence, dtype=torch.int64)
+
+
+@torch.no_grad()
+def validation_loss(
+    job: TrainingJob, tokens_NS: Tensor, loss_of: LossOfTargets, device: torch.device
+) -> float:
+    """Return the mean loss of the sequences of which each rank has a share, in nats per token."""
+    assert job.training.validation is not None
+    sequences, size = job.training.validation.sequences, job.microbatch
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    # Compiled graphs and the collectives of shards ask for the same batches on every rank.
+    for turn in range(-(-sequences // (job.world_size * size))):
+        rank.beat("validates")
+        part_BS = tokens_NS[turn * size : (turn + 1) * size]
+        tokens_BS = torch.zeros(size, part_BS.shape[1], dtype=torch.int64)
+        tokens_BS[: len(part_BS)] = part_BS
+        targets_BS = targets_of(tokens_BS)
+        # The mean over no token is no number, so that an empty batch has one that counts nothing.
+        targets_BS[max(1, len(part_BS)) :] = IGNORED
+        total += loss_of(tokens_BS.to(device), targets_BS.to(device)).double() * len(part_BS)
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return float(total.item()) / sequences

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from twinrun.foundation.errors import InputError, RunError
+from twinrun.foundation.errors import InputError, RunError, require_known
 from twinrun.protocol.measurements import Per
 from twinrun.protocol.training import Report, StepMetrics, TrainingJob, TrainingResult
-from twinrun.train import building, float8, rank, ranks
+from twinrun.train import building, rank, ranks
 from twinrun.train import device as devices
-from twinrun.train.power import PowerMeter
+from twinrun.train.device import PowerMeter
 from twinrun.train.sniff import Sniffer
 
 # Numbers of a step that a checkpoint keeps.
@@ -29,8 +29,6 @@ class Meter:
 
     Sums stay on the device until the end of a step, so that microbatches are queued without waiting.
     """
-
-    _none = torch.empty(0)
 
     def __init__(self, job: TrainingJob, device: torch.device) -> None:
         self.steps: list[StepMetrics] = []
@@ -63,15 +61,10 @@ class Meter:
         Raises:
             InputError: `reports` does not name the metric, or the value is no finite number.
         """
-        units = self._job.training.reports
         place = f"{self._job.point}: report of {metric}"
-        if metric not in units:
-            hint = (
-                f'add {metric} = "UNIT" to [training.reports] of recipe.toml; it needs a row of metrics.toml'
-            )
-            raise InputError(
-                "this metric is not named", place=place, allowed=list(units) or "none", hint=hint
-            )
+        require_known(
+            metric, self._job.training.reports, "not named by [training.reports] of recipe.toml", place=place
+        )
         if not math.isfinite(value):
             raise InputError("a report is a finite number", place=place, found=value)
         kept = [one for one in self.reported if one.metric != metric]
@@ -144,14 +137,15 @@ class Meter:
 
     def history(self) -> dict[str, Tensor]:
         """Return what a run that goes on later needs of the steps so far, a value a step, NaN for none."""
-        columns = {name: [getattr(step, name) for step in self.steps] for name in COLUMNS}
-        floats = {
-            name: torch.tensor([math.nan if one is None else one for one in values], dtype=torch.float64)
-            for name, values in columns.items()
-        }
+        kinds = dict.fromkeys(COLUMNS, torch.float64) | {"timed": torch.bool}
         return {
-            **floats,
-            "timed": torch.tensor([step.timed for step in self.steps], dtype=torch.bool),
+            **{
+                name: torch.tensor(
+                    [math.nan if (one := getattr(step, name)) is None else one for step in self.steps],
+                    dtype=kind,
+                )
+                for name, kind in kinds.items()
+            },
             "samples": torch.tensor(self._sums, dtype=torch.int64),
             "validation": torch.tensor(self.validation, dtype=torch.float64).reshape(-1, 2),
             "blocked": torch.tensor(self.blocked, dtype=torch.float64),
@@ -161,13 +155,17 @@ class Meter:
         """Take what the run that is resumed has measured for ours; the next steps warm up again."""
         names = [name for name in (*COLUMNS, "timed", "samples") if name in history]
         for row in zip(*(history[name].tolist() for name in names), strict=True):
-            known = dict(zip(names, row, strict=True))
-            self._add(known.pop("samples"), **{name: _number(value) for name, value in known.items()})
-        self.validation = [(int(step), loss) for step, loss in history.get("validation", self._none).tolist()]
-        self.blocked = history.get("blocked", self._none).tolist()
+            # NaN alone is not itself.
+            known: dict[str, Any] = {
+                name: value if value == value else None  # noqa: PLR0124
+                for name, value in zip(names, row, strict=True)
+            }
+            self._add(known.pop("samples"), **known)
+            rank.report(self.steps[-1])
+        none = torch.empty(0)
+        self.validation = [(int(step), loss) for step, loss in history.get("validation", none).tolist()]
+        self.blocked = history.get("blocked", none).tolist()
         self._untimed = len(self.steps) + self._job.training.warmup_steps
-        for step in self.steps:
-            rank.report(step)
 
     def _add(self, samples: int, **measured: Any) -> None:
         self._sums.append(samples)
@@ -200,45 +198,32 @@ class Meter:
             RunError: the model has another number of parameters than the manifest says.
         """
         job, device = self._job, self.device
-        parameters = (
-            building.count_parameters(job)
-            if model is None
-            else sum(one.numel() for one in model.parameters())
-        )
-        building.demand_parameters(job, parameters)
+        made = None if model is None else sum(one.numel() for one in model.parameters())
+        parameters = building.demand_parameters(job, made)
         (peak,) = ranks.largest([devices.peak_memory_bytes(device)], device)
-        power = self.power.source()
         self.power.end()
-        return TrainingResult.model_validate(
-            {
-                "point": job.point,
-                "parameters": parameters,
-                "reported": tuple(self.reported),
-                "validation": tuple(self.validation),
-                "blocked_seconds": tuple(self.blocked),
-                "microbatch": job.microbatch,
-                "steps": tuple(self.steps),
-                "peak_memory_bytes": int(peak),
-                "device_name": devices.name(device),
-                "device_memory_bytes": devices.memory_bytes(device),
-                "attention_backend": kernel,
-                "fp8_recipe": float8.described(job),
-                "parallelism": parallelism,
-                "order_hash": self.order_hash,
-                "libraries": devices.libraries(device),
-                "power": power,
-                "data_hash": "",
-                "weights_hash": "",
-                **known,
-            }
-        )
+        measured = {
+            "point": job.point,
+            "parameters": parameters,
+            "reported": tuple(self.reported),
+            "validation": tuple(self.validation),
+            "blocked_seconds": tuple(self.blocked),
+            "microbatch": job.microbatch,
+            "steps": tuple(self.steps),
+            "peak_memory_bytes": int(peak),
+            "device_name": devices.name(device),
+            "device_memory_bytes": devices.memory_bytes(device),
+            "attention_backend": kernel,
+            "fp8_recipe": building.fp8_described(job),
+            "parallelism": parallelism,
+            "order_hash": self.order_hash,
+            "libraries": devices.libraries(device),
+            "power": self.power.source(),
+            "data_hash": "",
+        }
+        return TrainingResult.model_validate(measured | known)
 
     def _clear(self) -> None:
         # Of the samples; how many ranks were told to end; milliwatts, and how many ranks read some.
         self._sums_of_ranks = torch.zeros(4, dtype=torch.int64, device=self.device)
         self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
-
-
-def _number(value: Any) -> Any:
-    """Return a number of a checkpoint, None for NaN."""
-    return None if value != value else value  # noqa: PLR0124 - as only NaN is

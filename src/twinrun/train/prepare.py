@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import itertools
 import json
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
@@ -19,7 +21,6 @@ from twinrun.foundation.files import sha256_of_file
 from twinrun.foundation.manifest import validate
 from twinrun.protocol.training import DataSource
 from twinrun.train.corpus import TOKEN, Corpus, Origin, Tokens, write_corpus
-from twinrun.train.documents import texts_of, tokens_of
 
 # Test suites and vendored or generated trees: large, repetitive, and not installed everywhere.
 LEFT_OUT = frozenset(
@@ -34,10 +35,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         if options.source == BYTES:
-            corpus = prepare_standard_library(options.out, sequence=options.sequence)
+            origin = Origin(source=BYTES, sequence=options.sequence, python=platform.python_version())
+            corpus = write_corpus(options.out, origin, _read_bytes(standard_library()))
+        elif not options.files or not options.keys:
+            raise InputError(f"--source {options.source} needs --keys and --files")
         else:
-            if not options.files or not options.keys:
-                raise InputError(f"--source {options.source} needs --keys and --files")
             corpus = prepare_files(
                 options.out,
                 source=validate(json.loads(options.keys), DataSource, place="--keys"),
@@ -51,12 +53,6 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     sys.stdout.write(corpus.model_dump_json() + "\n")
     return 0
-
-
-def prepare_standard_library(out: Path, *, sequence: int) -> Corpus:
-    """Write the running interpreter's own sources as byte tokens into `out`."""
-    origin = Origin(source=BYTES, sequence=sequence, python=platform.python_version())
-    return write_corpus(out, origin, _read_bytes(standard_library()))
 
 
 def prepare_files(
@@ -156,6 +152,83 @@ def _tokenize(texts: Iterator[str], tokenizer: Path, source: DataSource) -> Iter
         for text, encoding in zip(batch, encoder.encode_batch(batch, add_special_tokens=False), strict=True):
             yield np.array([*encoding.ids, end], kind), len(text.encode())
 
+
+# Tokens of a file that are read at once.
+PIECE = 1 << 22
+
+
+def texts_of(path: Path, form: str, column: str) -> Iterator[str]:
+    """Yield the texts of one file.
+
+    Args:
+        form: `json`, `parquet` or `text`.
+        column: key of a JSON object, or column of a table; a file of text is one document.
+
+    Raises:
+        InputError: the file is not of that form, has no such column, or no text.
+    """
+    number = 0
+    try:
+        for text in _READERS[form](path, column):
+            number += 1
+            if not isinstance(text, str):
+                raise TypeError(f"{type(text).__name__} is no text")
+            yield text
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        message = f"not {form} with texts in `{column}`: {error}"
+        raise InputError(message, place=f"{path}:{number + 1}") from None
+    if not number:
+        raise InputError("the file has no document", place=str(path))
+
+
+def tokens_of(path: Path, *, header_bytes: int, width: int) -> Iterator[Tokens]:
+    """Yield the tokens of a file of little-endian numbers of `width` bits after its header.
+
+    Raises:
+        InputError: nothing follows the header, or no whole numbers.
+    """
+    kind = np.dtype(f"<u{width // 8}")
+    size = path.stat().st_size - header_bytes
+    if size <= 0 or size % kind.itemsize:
+        raise InputError(
+            f"not tokens of {width} bits after a header of {header_bytes} bytes",
+            place=str(path),
+            found=f"{max(size, 0)} bytes",
+            hint="`header_bytes` and `width` under [data] say what the file holds",
+        )
+    found: Tokens = np.memmap(path, kind, "r", header_bytes)
+    for begin in range(0, len(found), PIECE):
+        yield np.array(found[begin : begin + PIECE])
+
+
+def _json_texts(path: Path, column: str) -> Iterator[Any]:
+    with _opened(path) as stream:
+        for line in stream:
+            yield json.loads(line)[column]
+
+
+def _parquet_texts(path: Path, column: str) -> Iterator[Any]:
+    from pyarrow.parquet import ParquetFile
+
+    for batch in ParquetFile(path).iter_batches(columns=[column]):
+        yield from batch[column].to_pylist()
+
+
+def _whole_text(path: Path, _column: str) -> Iterator[Any]:
+    with _opened(path) as stream:
+        if text := stream.read():
+            yield text
+
+
+def _opened(path: Path) -> IO[str]:
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+
+
+_READERS: dict[str, Callable[[Path, str], Iterator[Any]]] = {
+    "json": _json_texts,
+    "parquet": _parquet_texts,
+    "text": _whole_text,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

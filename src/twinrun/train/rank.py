@@ -38,7 +38,6 @@ from twinrun.protocol.allocation import Binding, RankReport
 from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED, STOPPED, STOPPED_FILE, Job, Result, Stop, forget
 from twinrun.protocol.signals import FIRST_SECONDS, PULSE, RankState, interval
 from twinrun.train import node
-from twinrun.train.binding import bind
 
 AnyJob = TypeVar("AnyJob", bound=Job)
 
@@ -78,10 +77,7 @@ def run(work: Callable[[AnyJob], Result], kind: type[AnyJob]) -> NoReturn:
             write_atomically(Path(job.out) / STOPPED_FILE, Stop(step=stopped.step).model_dump_json() + "\n")
         status = STOPPED
     except Exception as error:
-        if isinstance(error, TwinrunError):
-            sys.stderr.write(f"{error}\n")
-        else:
-            traceback.print_exc()
+        sys.stderr.write(f"{error}\n" if isinstance(error, TwinrunError) else traceback.format_exc())
         status = STOPPED if isinstance(error, RunInterruptedError) else 1
         status = REFUSED if isinstance(error, MachineError) else status
         _leave(OUT_OF_MEMORY if is_out_of_memory(error) else status)
@@ -96,17 +92,15 @@ def _work(work: Callable[[AnyJob], Result], job: AnyJob) -> None:
     if number() == 0:
         # A scheduler may have started the ranks before, and ended them.
         start_over(job)
+    binding = None
     if job.accelerator:
-        importlib.import_module("torch")
-    introduce(job, binding=_bind() if job.accelerator else None)
+        address_of = importlib.import_module("twinrun.train.device").pci_address
+        local, size = variable("LOCAL_RANK", 0), variable("LOCAL_WORLD_SIZE", 1)
+        binding = node.bind(local, size, address_of=address_of)
+    introduce(job, binding=binding)
     result = work(job)
     if number() == 0:
         write_result(job, result)
-
-
-def _bind() -> Binding | None:
-    address_of = importlib.import_module("twinrun.train.power").pci_address
-    return bind(variable("LOCAL_RANK", 0), variable("LOCAL_WORLD_SIZE", 1), address_of=address_of)
 
 
 def end() -> NoReturn:
@@ -128,9 +122,8 @@ def _leave(status: int) -> NoReturn:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether `error` means that a smaller microbatch might work."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in MEMORY_MESSAGES)
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or (isinstance(error, RuntimeError) and any(one in str(error) for one in MEMORY_MESSAGES))
 
 
 # What the launcher says of this rank.

@@ -55,23 +55,38 @@ def largest(values: Sequence[float], device: torch.device) -> list[float]:
     return found
 
 
-def together(work: Callable[[], Any], group: dist.ProcessGroup | None) -> Any:
-    """Do `work` on the first rank; return its result, or raise its TwinrunError, on all.
+def each(work: Callable[[], Any], group: dist.ProcessGroup | None) -> list[Any]:
+    """Do `work` on every rank; return the results of all, or raise the error of one of them on all.
 
     Args:
         group: all ranks, None where there is one.
     """
-    found: list[Any] = [None, None]
-    if rank.number() == 0:
-        try:
-            found[0] = work()
-        except TwinrunError as error:
-            found[1] = error
+    found = [_outcome(work)]
+    if group is not None:
+        mine, found = found[0], found * dist.get_world_size()
+        dist.all_gather_object(found, mine, group=group)
+    errors = [error for _, error in found if error]
+    if errors:
+        raise next((one for one in errors if isinstance(one, TwinrunError)), errors[0])
+    return [result for result, _ in found]
+
+
+def together(work: Callable[[], Any], group: dist.ProcessGroup | None) -> Any:
+    """Do `work` on the first rank; return its result, or raise its error, on all."""
+    found = [_outcome(work) if rank.number() == 0 else (None, None)]
     if group is not None:
         dist.broadcast_object_list(found, src=0, group=group)
-    if found[1] is not None:
-        raise found[1]
-    return found[0]
+    ((result, error),) = found
+    if error:
+        raise error
+    return result
+
+
+def _outcome(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    try:
+        return work(), None
+    except Exception as error:
+        return None, error
 
 
 def everyone() -> dist.ProcessGroup | None:
@@ -81,16 +96,4 @@ def everyone() -> dist.ProcessGroup | None:
 
 def from_first(value: Any) -> Any:
     """Return what the first rank has for `value`, on all."""
-    found = [value]
-    if dist.is_initialized():
-        dist.broadcast_object_list(found, src=0)
-    return found[0]
-
-
-def first_fault(fault: str | None, group: dist.ProcessGroup | None) -> str | None:
-    """Return the fault of the lowest rank that has one."""
-    found: list[str | None] = [fault]
-    if group is not None:
-        found = [None] * dist.get_world_size()
-        dist.all_gather_object(found, fault, group=group)
-    return next((one for one in found if one is not None), None)
+    return together(lambda: value, everyone())

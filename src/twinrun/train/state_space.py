@@ -6,18 +6,26 @@ Shape suffixes: B sequences, E channels, S tokens, T states, W width of the filt
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, silu, softplus
 
 from twinrun.foundation.errors import InputError, MachineError
+from twinrun.train.attention import package
 
-NAMES = ("ours", "upstream", "reference")
+# Modules of the scan and of the convolution by the setting's name, and where they come from.
+PACKAGES = {
+    "ours": (*("twinrun_mamba",) * 2, 'name them in recipe.toml: kernels = ["mamba-kernels"]'),
+    "upstream": (
+        "mamba_ssm.ops.selective_scan_interface",
+        "causal_conv1d",
+        "install mamba_ssm and causal_conv1d",
+    ),
+}
 
 
 class Kernels(NamedTuple):
@@ -36,78 +44,45 @@ class Kernels(NamedTuple):
 
 def chosen(name: str | None) -> Kernels:
     """Return the kernels of a recipe's setting; raises InputError, or MachineError where a package lacks."""
-    if name == "ours":
-        return _ours()
-    if name == "upstream":
-        return _upstream()
     if name == "reference":
         return Kernels(convolve, scan, lambda _: None)
-    raise InputError("a state-space model needs kernels", place="kernels", found=name, allowed=NAMES)
+    if name not in PACKAGES:
+        message, allowed = "a state-space model needs kernels", (*PACKAGES, "reference")
+        raise InputError(message, place="kernels", found=name, allowed=allowed)
+    *modules, hint = PACKAGES[name]
+    allowed_kernels = "kernels that are installed, or kernels=reference"
+    scans, convolutions = (
+        package(one, place="kernels", found=name, allowed=allowed_kernels, hint=hint) for one in modules
+    )
 
-
-def _ours() -> Kernels:
-    package = _package("twinrun_mamba", "ours", 'name them in recipe.toml: kernels = ["mamba-kernels"]')
-
-    def forward_scan(*tensors: Tensor) -> Tensor:
-        out: Tensor = package.selective_scan_fn(*tensors, delta_softplus=True)
-        return out
-
-    def forward_convolution(x_BES: Tensor, weight_EW: Tensor, bias_E: Tensor) -> Tensor:
-        out: Tensor = package.causal_conv1d_fn(x_BES, weight_EW, bias_E, activation="silu")
-        return out
-
-    @cache
-    def check(device: torch.device) -> None:
-        backend = package.describe(device)["backend"]
-        if backend == "reference":
-            raise MachineError(
-                "the kernels would compute in operations of torch, slowly",
-                place="kernels",
-                found=f"ours on {device}",
-                allowed="a GPU, or kernels=reference",
-                hint="TWINRUN_MAMBA_BACKEND=emulated-32 runs the kernels themselves on a processor",
-            )
-
-    return Kernels(forward_convolution, forward_scan, check)
-
-
-def _upstream() -> Kernels:
-    hint = "install mamba_ssm and causal_conv1d"
-    scans = _package("mamba_ssm.ops.selective_scan_interface", "upstream", hint)
-    convolutions = _package("causal_conv1d", "upstream", hint)
-
-    # Bound by pybind, which torch.compile cannot look into.
-    @torch.compiler.disable
     def forward_scan(*tensors: Tensor) -> Tensor:
         out: Tensor = scans.selective_scan_fn(*tensors, delta_softplus=True)
         return out
 
-    @torch.compiler.disable
     def forward_convolution(x_BES: Tensor, weight_EW: Tensor, bias_E: Tensor) -> Tensor:
         out: Tensor = convolutions.causal_conv1d_fn(x_BES, weight_EW, bias_E, activation="silu")
         return out
 
+    @cache
     def check(device: torch.device) -> None:
-        if device.type != "cuda":
+        slow = (
+            device.type != "cuda" if name == "upstream" else scans.describe(device)["backend"] == "reference"
+        )
+        if slow:
             raise MachineError(
-                "upstream's kernels run on a GPU", place="kernels", found=f"upstream on {device}"
+                "these kernels would not run here, or in operations of torch, slowly",
+                place="kernels",
+                found=f"{name} on {device}",
+                allowed="a GPU, or kernels=reference",
+                hint="TWINRUN_MAMBA_BACKEND=emulated-32 runs our kernels themselves on a processor",
             )
 
-    # The scan copies what is token-major.
-    return Kernels(forward_convolution, forward_scan, check, layouts=("channel-first",), traced=False)
-
-
-def _package(name: str, kernels: str, hint: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise MachineError(
-            f"cannot import {name}: {error}",
-            place="kernels",
-            found=kernels,
-            allowed="kernels that are installed, or kernels=reference",
-            hint=hint,
-        ) from None
+    if name == "ours":
+        return Kernels(forward_convolution, forward_scan, check)
+    # Bound by pybind, which torch.compile cannot look into; the scan copies what is token-major.
+    untraced = torch.compiler.disable
+    layouts = ("channel-first",)
+    return Kernels(untraced(forward_convolution), untraced(forward_scan), check, layouts, traced=False)
 
 
 def convolve(x_BES: Tensor, weight_EW: Tensor, bias_E: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -65,16 +66,14 @@ def train(
         InputError: the layout has a framework and the recipe no module for it.
         RunError: the model has another number of parameters than the manifest says.
     """
-    from twinrun.train import attention
-
-    # Before the model is built, or a framework imported, which imports Triton.
-    if job.training.attention == attention.TRITON and not job.accelerator:
-        attention.interpret_triton()
+    if job.training.attention == "triton" and not job.accelerator:
+        # Triton reads it when it is imported, which frameworks and models do.
+        os.environ.setdefault("TRITON_INTERPRET", "1")
     from twinrun.train import building, loop, models
 
     if model is not None:
         models.bring(model)
-    building.demand_parameters(job, building.count_parameters(job))
+    building.demand_parameters(job)
     return loop.train(
         job, _framework(job, engine), beside=importlib.import_module(beside) if beside else None
     )

@@ -6,15 +6,12 @@ import contextlib
 import functools
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
 
 from twinrun.checkpoints.folder import MANIFEST, DamagedError, FolderStore
 from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredPart, StoredTensor
@@ -24,11 +21,10 @@ from twinrun.checkpoints.verification import (
     read_manifest,
     retire,
 )
-from twinrun.foundation.errors import InputError, RunError, TwinrunError
+from twinrun.foundation.errors import InputError, RunError
 from twinrun.protocol.training import TrainingJob, identity
 from twinrun.train import rank, ranks
 from twinrun.train.checkpoint import state
-from twinrun.train.checkpoint.storage import Planner, Reader, Writer
 from twinrun.train.corpus import Corpus
 from twinrun.train.metrics import Meter
 
@@ -61,11 +57,10 @@ class Checkpoints(NoCheckpoints):
         self._identity, self._layout = identity_of(job, corpus), layout_of(job)
         # Saves run beside the training: their collectives need a group of their own, on CPUs.
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
-        if self._group is None:
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         self._store = FolderStore(Path(self._settings.place))
         self._staging = state.Staging()
-        self._saving: Future[Any] | None = None
+        self._saver = ThreadPoolExecutor(1)
+        self._saving: Future[None] | None = None
         self._saved = -1
         self._token: int = self._together(self._claim)
         rank.listen_for_stop()
@@ -125,19 +120,8 @@ class Checkpoints(NoCheckpoints):
         self.wait()
         rank.beat("copies what it saves")
         tensors = self._parts.tensors() | state.history(self._meter)
-        index = functools.partial(self._index, step)
-        writer = Writer(
-            self._store,
-            step=step,
-            token=self._token,
-            staging=self._staging,
-            index=index,
-            publish=self._publish,
-        )
-        self._saved = step
-        self._saving = dcp.async_save(
-            tensors, storage_writer=writer, planner=Planner(), process_group=self._group
-        )
+        save = state.Save(tensors, self._staging.copied)
+        self._saved, self._saving = step, self._saver.submit(self._write, step, save)
         # From here on it is written beside the training.
         self._meter.blocked.append(time.perf_counter() - began)
 
@@ -149,9 +133,19 @@ class Checkpoints(NoCheckpoints):
         saving, self._saving = self._saving, None
         try:
             saving.result()
-        except (Exception, CheckpointException) as error:
+        except Exception:
             self._store.abandon(self._saved, self._token)
-            raise _cause(error) from None
+            raise
+
+    def _write(self, step: int, save: state.Save) -> None:
+        """Write a checkpoint beside the training; the first rank publishes it, and retires old ones."""
+        parts = save.write(self._store, step=step, token=self._token, group=self._group)
+
+        def publish() -> None:
+            self._store.commit(step, self._token, self._index(step, parts, save.tensors()).text())
+            retire(self._store)
+
+        self._together(publish)
 
     def _resume_from(self, store: FolderStore, steps: list[int]) -> int:
         newest = self._together(store.latest)
@@ -176,27 +170,21 @@ class Checkpoints(NoCheckpoints):
 
     def _try(self, store: FolderStore, step: int) -> str | None:
         """Load a checkpoint; return what is damaged, the same on every rank."""
-        fault, manifest = None, None
-        try:
-            # One rank looks at the files of all, and each at those that it opens.
-            manifest = read_manifest(store, step, beside=rank.number() == 0)
+
+        def read() -> CheckpointManifest:
+            manifest = read_manifest(store, step)
             demand_published_checkpoint(store, manifest)
-        except DamagedError as error:
-            fault = str(error)
-        fault = ranks.first_fault(fault, self._group)
-        if fault is not None or manifest is None:
-            return fault
-        place = store.file(step, MANIFEST)
-        self._check_allowed(manifest, place)
-        tensors = self._parts.prepare(manifest) | state.history_room(manifest)
-        state.check_same(tensors, manifest, place=place)
+            return manifest
+
         try:
-            dcp.load(tensors, storage_reader=Reader(store, manifest, tensors), process_group=self._group)
-        except (Exception, CheckpointException) as error:
-            cause = _cause(error)
-            if not isinstance(cause, DamagedError):
-                raise cause from None
-            return str(cause)
+            manifest: CheckpointManifest = self._together(read)
+            place = store.file(step, MANIFEST)
+            self._check_allowed(manifest, place)
+            tensors = self._parts.prepare(manifest) | state.history_room(manifest)
+            state.check_same(tensors, manifest, place=place)
+            ranks.each(lambda: state.load(store, manifest, tensors), self._group)
+        except DamagedError as error:
+            return str(error)
         self._parts.take(tensors)
         if not weights_alone(manifest):
             self._meter.go_on(state.history_of(tensors))
@@ -215,11 +203,6 @@ class Checkpoints(NoCheckpoints):
             parts=parts,
             tensors=tensors,
         )
-
-    def _publish(self, manifest: CheckpointManifest) -> None:
-        """Publish a checkpoint whose files are durable, and retire old ones."""
-        self._store.commit(manifest.step, self._token, manifest.text())
-        retire(self._store)
 
     def _claim(self) -> int:
         """Become the writer of the place; a run that may not go on there leaves it to whoever writes."""
@@ -253,13 +236,6 @@ def checkpoints_of(
     if job.checkpointing is None:
         return NoCheckpoints()
     return Checkpoints(job, corpus=corpus, parts=parts(), meter=meter)
-
-
-def _cause(error: BaseException) -> BaseException:
-    """Return the error of ours that PyTorch wrapped, of the lowest rank that has one."""
-    failures = getattr(error, "failures", {})
-    causes = [failures[rank][0] for rank in sorted(failures)] or [error]
-    return next((one for one in causes if isinstance(one, TwinrunError)), causes[0])
 
 
 def identity_of(job: TrainingJob, corpus: Corpus) -> dict[str, str]:

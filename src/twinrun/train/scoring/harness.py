@@ -1,4 +1,4 @@
-"""lm-eval as this project runs it: models and tasks of the harness, with what it lacks added as subclasses.
+"""lm-eval as this project runs it: one task after another, asked once, kept in files, taken from these later.
 
 The harness builds prompts, asks the model and picks answers. Ours are one more rule, by which the
 log-likelihood of an answer is divided by its tokens, and ranks of torch.distributed in place of accelerate's.
@@ -6,75 +6,88 @@ log-likelihood of an answer is divided by its tokens, and ranks of torch.distrib
 
 from __future__ import annotations
 
-import json
+import functools
+import math
+import random
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+import lm_eval
 import torch
 import torch.distributed as dist
-from lm_eval.api.registry import register_metric
+from datasets import Dataset
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import hash_string
+from pydantic import Field
 
-from twinrun.foundation.errors import InputError, RunError
-from twinrun.protocol.evaluation import ScoreRule
+from twinrun.foundation.errors import InputError, RunError, closest, require_known
+from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
+from twinrun.foundation.manifest import Frozen, load_json
+from twinrun.protocol.evaluation import (
+    EvaluationJob,
+    EvaluationLine,
+    NamedTask,
+    Sample,
+    ScoreRule,
+    TaskScore,
+)
 from twinrun.train import device as devices
-from twinrun.train import rank
+from twinrun.train import rank, ranks
+from twinrun.train.prepare import standard_library
+from twinrun.train.scoring.documents import read_documents
 
-# The metric of a task for each rule; the last is ours.
+# The harness's metric for each rule; the last is its `acc` where log-likelihoods are divided by tokens.
 METRICS: Mapping[ScoreRule, str] = {
     "none": "acc",
     "per-character": "acc_norm",
     "per-byte": "acc_bytes",
     "per-token": "acc_tokens",
 }
+# The harness's hashes of a document, its prompt and its answer.
+HASHES = ("doc_hash", "prompt_hash", "target_hash")
+# Of a log-likelihood; what follows is the rounding of 16 bits and of the batch.
+DIGITS = 4
 # Seconds between two lines of progress.
 REPORT_SECONDS = 2.0
+# Documents of a task of ours, and characters of a context and of what follows it.
+PLANTED_DOCUMENTS, CONTEXT, ANSWER = 48, 96, 32
 Report = Callable[[int], None]
-
-
-@register_metric(
-    metric="acc_tokens", higher_is_better=True, output_type=["multiple_choice"], aggregation="mean"
-)
-def acc_tokens(items: Any) -> Any:
-    """Return the items as they are: `RuledTask` computes the metric, as the harness does its own."""
-    return items
 
 
 class RankedModel(HFLM):
     """A model of transformers on each rank, which share the documents of a task."""
 
-    def __init__(self, model: Any, *, tokenizer: Any, batch: int | str, report: Report) -> None:
+    def __init__(self, model: Any, *, tokenizer: Any, batch: int | str) -> None:
         super().__init__(
             pretrained=model, tokenizer=tokenizer, batch_size=batch, backend="causal", max_batch_size=512
         )
-        self._report, self._asked, self._reported = report, 0, time.monotonic()
-        self.forward_seconds = 0.0
-        self._encoded: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
         if dist.is_initialized():
             self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self.restart_count(lambda _asked: None)
+
+    def restart_count(self, report: Report) -> None:
+        """Count sequences and time of the next task from 0; it finds a batch of its own."""
+        self._report, self._asked, self._reported = report, 0, time.monotonic()
+        self.forward_seconds = 0.0
+        self.batch_sizes: dict[int, int] = {}
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the values of all ranks one after another."""
         if self.world_size == 1:
             return tensor
-        mine = tensor.reshape(-1)
-        found = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(found, mine)
+        found = [torch.empty_like(tensor.reshape(-1)) for _ in range(self.world_size)]
+        dist.all_gather(found, tensor.reshape(-1))
         return torch.cat(found)
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        if self.world_size > 1:
-            dist.barrier()
-
-    def restart_count(self, report: Report) -> None:
-        """Count sequences and time of the next task from 0; it finds a batch of its own."""
-        self._report, self._asked, self.forward_seconds = report, 0, 0.0
-        self.batch_sizes: dict[int, int] = {}
-        self._encoded.clear()
+        ranks.wait()
 
     @property
     def largest_batch(self) -> int:
@@ -93,13 +106,6 @@ class RankedModel(HFLM):
                 allowed=f"up to {self.max_length}",
             )
         return super()._loglikelihood_tokens(requests, *arguments, **named)
-
-    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Return the tokens of a context and of its answer, which the harness and the rules both ask for."""
-        pair = (context, continuation)
-        if pair not in self._encoded:
-            self._encoded[pair] = super()._encode_pair(context, continuation)
-        return self._encoded[pair]
 
     def _model_call(self, inps: torch.Tensor, *arguments: Any, **named: Any) -> Any:
         rank.beat("scores a batch", step=self._asked)
@@ -122,57 +128,219 @@ class RankedModel(HFLM):
         return found
 
 
-# Returns the tokens of a context and of what follows it.
-Encode = Callable[[str, str], tuple[Any, Any]]
+class TaskOutcome(Frozen):
+    """A finished task as it waits for the others; the identity says what it is the outcome of."""
+
+    identity: str
+    score: TaskScore
+    samples: tuple[Sample, ...] = Field(min_length=1)
 
 
-class RuledTask(ConfigurableTask):
-    """A task of the harness that can also be scored by tokens."""
+def harness_name() -> str:
+    """Return name and version of the harness."""
+    return f"lm-eval {version('lm-eval')}"
 
-    def __init__(self, config: dict[str, Any], *, encode: Encode) -> None:
-        """Take a configuration as the harness has it.
 
-        Args:
-            encode: as the model is asked.
-        """
-        self._encode = encode
-        self._tokens: dict[str, list[int]] = {}
-        super().__init__(config=config)
+def demand_tasks(job: EvaluationJob) -> None:
+    """Raise InputError for a task that cannot be scored, before a training that may take hours."""
+    for spec in job.tasks:
+        build_task(job, spec)
 
-    def construct_requests(self, doc: dict[str, Any], ctx: Any, **named: Any) -> Any:
-        """Return the harness's requests, and note how many tokens each answer has."""
-        found = super().construct_requests(doc, ctx, **named)
-        asked = found if isinstance(found, list) else [found]
-        self._tokens[_key(doc)] = [len(self._encode(*one.args)[1]) for one in asked]
-        return found
 
-    def process_results(self, doc: dict[str, Any], results: Any) -> Any:
-        """Return the harness's metrics and ours; raises RunError where the model gave no number."""
-        likelihoods = [float(one[0]) for one in results]
-        if any(np.isnan(likelihoods)):
-            raise RunError(
-                "the model's logits are not numbers",
-                place=self.config.task,
-                found=f"log-likelihoods {likelihoods}",
-                hint="a training that diverged, or a precision that overflows",
+def score_task(
+    job: EvaluationJob, spec: NamedTask, model: RankedModel, *, sha256: str, file: Path
+) -> TaskOutcome:
+    """Return the outcome of a task, the same on every rank, and keep it in `file` for a later start.
+
+    Args:
+        sha256: digest of the model.
+    """
+
+    def report(done: int, requests: int, score: float | None = None) -> None:
+        shared = {"point": job.point, "attempt": job.attempt, "task": spec.name}
+        rank.report(EvaluationLine(**shared, done=done, requests=requests, score=score))
+
+    # All that decides it, the number of ranks aside.
+    decides = job.model_dump(mode="json", include={"shots", "limit", "precision"})
+    decides |= {**spec.model_dump(mode="json"), "model": sha256, "harness": harness_name()}
+    identity = sha256_of_bytes(canonical_json(decides).encode())
+    found = load_json(file, TaskOutcome) if file.is_file() else None
+    if found is None or found.identity != identity:
+        found = _run(job, spec, model, identity, report)
+        if rank.number() == 0:
+            write_atomically(file, found.model_dump_json() + "\n")
+    ranks.wait()
+    report(job.tasks.index(spec) + 1, len(job.tasks), found.score.score)
+    return found
+
+
+def _run(
+    job: EvaluationJob, spec: NamedTask, model: RankedModel, identity: str, report: Callable[..., None]
+) -> TaskOutcome:
+    began = time.perf_counter()
+    task = build_task(job, spec)
+    requests = min(len(task.eval_docs), job.limit or len(task.eval_docs)) * 4
+    model.restart_count(lambda asked: report(min(asked, requests), requests))
+    found: Any = lm_eval.evaluate(
+        model, {"tasks": {spec.name: task}}, limit=job.limit, bootstrap_iters=1, log_samples=True
+    )
+
+    def outcome() -> TaskOutcome:
+        rows = sorted(found["samples"][spec.name], key=lambda one: one["doc_id"])
+        for row in rows:
+            row[METRICS["per-token"]] = per_token(task, row, model)
+        scores = [float(row[METRICS[spec.rule]]) for row in rows]
+        score = TaskScore(
+            task=spec.name,
+            rule=spec.rule,
+            shots=job.shots,
+            documents=len(rows),
+            score=statistics.fmean(scores),
+            # One document has no spread.
+            error=statistics.stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0,
+            by_rule={rule: statistics.fmean(row[name] for row in rows) for rule, name in METRICS.items()},
+            # The harness's own hash of a task, of which it writes a line in its results.
+            prompts_sha256=hash_string("".join(row[name] for row in rows for name in HASHES)),
+            version=str(task.VERSION),
+            requests=sum(len(row["arguments"]) for row in rows),
+            batch=model.largest_batch,
+            seconds=time.perf_counter() - began,
+            forward_seconds=model.forward_seconds,
+        )
+        samples = tuple(
+            Sample(
+                task=spec.name,
+                document=row["doc_id"],
+                rule=spec.rule,
+                score=one,
+                prompt_sha256=row["prompt_hash"],
+                likelihoods=tuple(round(float(answer[0]), DIGITS) for answer in row["filtered_resps"]),
             )
-        found = super().process_results(doc, results)
-        tokens = self._tokens[_key(doc)]
-        gold = self.doc_to_text(doc) if self.multiple_input else self.doc_to_target(doc)
-        right = largest_per_token(likelihoods, tokens) == self._number(doc, gold)
-        return {**found, METRICS["per-token"]: float(right)}
+            for row, one in zip(rows, scores, strict=True)
+        )
+        return TaskOutcome(identity=identity, score=score, samples=samples)
 
-    def _number(self, doc: dict[str, Any], gold: Any) -> Any:
-        return self.doc_to_choice(doc).index(gold) if isinstance(gold, str) else gold
+    shared: TaskOutcome = ranks.together(outcome, ranks.everyone())
+    return shared
 
 
-def largest_per_token(likelihoods: list[float], tokens: list[int]) -> int:
-    """Return which answer has the largest log-likelihood for each of its tokens, the first of equal ones.
+def per_token(task: ConfigurableTask, row: Mapping[str, Any], model: Any) -> float:
+    """Return whether the right answer has the largest log-likelihood for each of its tokens, 1.0 or 0.0.
 
     LLM Foundry takes the lowest perplexity, exp(-log-likelihood / tokens), which is the same answer.
+
+    Args:
+        row: the harness's sample of a document.
+
+    Raises:
+        RunError: the model gave no number.
     """
-    return int(np.argmax(np.array(likelihoods) / np.array(tokens, dtype=float)))
+    likelihoods = [float(one[0]) for one in row["filtered_resps"]]
+    if any(math.isnan(one) for one in likelihoods):
+        raise RunError(
+            "the model's logits are not numbers",
+            place=task.config.task,
+            found=f"log-likelihoods {likelihoods}",
+            hint="a training that diverged, or a precision that overflows",
+        )
+    tokens = [len(model._encode_pair(*pair)[1]) for pair in row["arguments"]]
+    shared = [(one / count, False) for one, count in zip(likelihoods, tokens, strict=True)]
+    return float(task.process_results(row["doc"], shared)["acc"])
 
 
-def _key(doc: dict[str, Any]) -> str:
-    return json.dumps(doc, sort_keys=True, default=str)
+def build_task(job: EvaluationJob, spec: NamedTask) -> ConfigurableTask:
+    """Return a task of the harness, or one of ours, with the harness's rules.
+
+    Raises:
+        InputError: there is no such task, it is no choice of answers, it needs more shots, or its split is
+            another than stated.
+    """
+    place = f"tasks.{spec.name}"
+    if spec.kind == "fixture":
+        require_known(spec.name, PLANTED, "no task of ours", place=place)
+    config = dict(PLANTED[spec.name]() if spec.kind == "fixture" else _of_harness(job, spec))
+    if config.get("output_type") != "multiple_choice":
+        raise InputError("a task that is no choice of answers", place=place, found=config.get("output_type"))
+    if (needed := config.get("num_fewshot")) and job.shots == 0:
+        raise InputError(
+            "the task needs shots", place="shots", found=job.shots, allowed=f"{needed}, as {spec.name} says"
+        )
+    if job.shots and spec.kind == "harness":
+        raise InputError("the package has no examples for shots", place="shots", found=job.shots, allowed=0)
+    metrics = [
+        {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in [*METRICS.values()][:3]
+    ]
+    task = ConfigurableTask(config=config | {"num_fewshot": job.shots, "metric_list": metrics})
+    task.set_fewshot_seed(seed=1234)
+    if spec.documents not in (None, found := len(task.eval_docs)):
+        message = "another split than the published one"
+        raise InputError(message, place=f"{place}.documents", found=found, allowed=spec.documents)
+    return task
+
+
+@functools.cache
+def _known_tasks() -> TaskManager:
+    """Return the harness's list of tasks, which takes seconds to make: it has a file for each."""
+    return TaskManager()
+
+
+def _of_harness(job: EvaluationJob, spec: NamedTask) -> Mapping[str, Any]:
+    """Return a task's configuration, its documents read from where `invoke data` has put them."""
+    manager = _known_tasks()
+    if spec.name not in manager.all_subtasks:
+        raise InputError(
+            "the harness has no such task",
+            place=f"tasks.{spec.name}",
+            found=spec.name,
+            allowed=f"a task of {harness_name()}",
+            hint=closest(spec.name, manager.all_subtasks),
+        )
+    documents = Path(job.documents if spec.packaged else job.given)
+    found: Mapping[str, Any] = manager._factory._load_full_config(manager._index[spec.name], None)
+    split = found.get("test_split") or found.get("validation_split")
+    kept = {key: value for key, value in found.items() if key not in ("tag", "group", "task_list")}
+    return {
+        **kept,
+        "custom_dataset": lambda **_options: {split: read_documents(documents, spec.name)},
+        # Examples would be drawn from a split that the package does not have.
+        "training_split": None,
+        "validation_split": None if found.get("test_split") else split,
+    }
+
+
+def planted(name: str, documents: Callable[[], Iterator[dict[str, Any]]], **keys: str) -> dict[str, Any]:
+    """Return the configuration of a task of ours: which of some choices follows a context."""
+    return {
+        "task": name,
+        "output_type": "multiple_choice",
+        "test_split": "test",
+        "target_delimiter": "",
+        "custom_dataset": lambda **_options: {"test": Dataset.from_list(list(documents()))},
+        "metadata": {"version": 1.0},
+        "doc_to_text": "context",
+        "doc_to_choice": "choices",
+        "doc_to_target": "right",
+        **keys,
+    }
+
+
+def passages(draw: random.Random) -> Iterator[tuple[str, str]]:
+    """Yield passages of the running interpreter's standard library, and what follows each."""
+    texts = [text for path in standard_library() if len(text := path.read_text("utf-8", "replace")) > 4000]
+    for text in draw.choices(texts, k=PLANTED_DOCUMENTS):
+        begin = draw.randrange(len(text) - CONTEXT - ANSWER)
+        yield text[begin : begin + CONTEXT], text[begin + CONTEXT : begin + CONTEXT + ANSWER]
+
+
+def _shuffled() -> Iterator[dict[str, Any]]:
+    draw = random.Random(1)  # noqa: S311
+    for number, (context, answer) in enumerate(passages(draw)):
+        choices = [answer, "".join(draw.sample(answer, ANSWER))]
+        right = number % 2
+        yield {"context": context, "choices": choices[::-1] if right else choices, "right": right}
+
+
+# Tasks of ours by name: they need no data, and say nothing of a model that was trained on other text.
+PLANTED: dict[str, Callable[[], Mapping[str, Any]]] = {
+    "fixture-shuffled": lambda: planted("fixture-shuffled", _shuffled)
+}

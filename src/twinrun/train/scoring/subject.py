@@ -85,25 +85,20 @@ def load_tokenizer(folder: Path, *, vocabulary: int, allowed: str | None = None)
     except _FAULTS as error:
         raise _unloadable("tokenizer", folder, error) from None
     if not tokenizer.is_fast:
-        raise InputError(
-            "no tokenizer of the library tokenizers", place=str(folder), found=type(tokenizer).__name__
-        )
+        found = type(tokenizer).__name__
+        raise InputError("no tokenizer of the library tokenizers", place=str(folder), found=found)
     if (end := tokenizer.eos_token) is None or not _has(folder, end):
         raise InputError(
             "the tokenizer has no end token, with which a prompt without a context begins",
             place=str(folder / TOKENIZER_CONFIG),
             found=f"eos_token {end}, which is no token" if end else "no eos_token",
         )
-    largest = max(tokenizer.get_vocab().values())
-    if largest >= vocabulary:
-        raise InputError(
-            "the tokenizer has tokens that the model has no row for: it is another model's",
-            place=str(folder),
-            found=largest,
-            allowed=f"below {vocabulary}",
-        )
-    if allowed is not None and (found := tokenizer_digest(tokenizer)) != allowed:
-        raise InputError("another tokenizer", place=str(folder), found=f"sha256 {found}", allowed=allowed)
+    if (largest := max(tokenizer.get_vocab().values())) >= vocabulary:
+        message = "the tokenizer has tokens that the model has no row for: it is another model's"
+        raise InputError(message, place=str(folder), found=largest, allowed=f"below {vocabulary}")
+    digest = tokenizer_digest(tokenizer)
+    if allowed not in (None, digest):
+        raise InputError("another tokenizer", place=str(folder), found=f"sha256 {digest}", allowed=allowed)
     return tokenizer
 
 
@@ -122,14 +117,10 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 def vocabulary_of(folder: Path) -> int:
     """Return the rows of the embedding, as config.json has them; raises InputError."""
-    found = read_object(folder / CONFIG).get("vocab_size")
+    found, place = read_object(folder / CONFIG).get("vocab_size"), str(folder / CONFIG)
     if not isinstance(found, int):
-        raise InputError(
-            "config.json does not say how many tokens the model knows",
-            place=str(folder / CONFIG),
-            found=found,
-            allowed="vocab_size",
-        )
+        message = "config.json does not say how many tokens the model knows"
+        raise InputError(message, place=place, found=found, allowed="vocab_size")
     return found
 
 
