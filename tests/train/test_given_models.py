@@ -107,9 +107,9 @@ def weights_outside(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": mapped}))
 
 
-def moved_tokenizer(folder: Path) -> None:
+def moved_tokenizer(folder: Path) -> Path:
     """Put another tokenizer beside the one that is hashed."""
-    shutil.copy(folder / "tokenizer.json", folder / "tokenizer.4.0.0.json")
+    return Path(shutil.copy(folder / "tokenizer.json", folder / "tokenizer.4.0.0.json"))
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
