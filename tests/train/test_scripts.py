@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,25 +11,18 @@ pytest.importorskip("torch", reason="needs the packages of a stack")
 pytest.importorskip("streaming", reason="needs the packages of a stack")
 
 from tests.train.checkpoint_jobs import saving
-from tests.train.small import SHAPE, STEPS, TRAINING, MakeJob, launch
+from tests.train.small import ROOT, SHAPE, STEPS, TRAINING, MakeJob, launch
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import TrainingJob, TrainingResult, Validation
 
 LOADED = ("twinrun.train.composer_loop", "twinrun.train.loop")
-OWN_MODEL = """
-from twinrun.train import training
-from twinrun.train.models.mpt import MPT
-
-class Half(MPT):
-    def deviation(self, name, parameter):
-        return 0.02
-
-def build(shape, *, training):
-    return Half(shape.model_copy(update={"layers": LAYERS}))
-
-training.main(model=build)
-"""
+GUIDE = (ROOT / "docs" / "guides" / "add-a-recipe.md").read_text(encoding="utf-8")
+# A model and an engine of a recipe's own, as the guide has them.
+OWN_MODEL = next(
+    text for text in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if "model=build" in text
+)
+OWN_ENGINE = "\n".join(*re.findall(r"`(from [^`]+)`, then\s+`(training.main[^`]+)`", GUIDE))
 OWN_LOOP = """
 import torch
 from twinrun.train import building, training
@@ -66,7 +60,7 @@ def test_a_model_of_the_script_is_counted_and_saved_by_every_trainer(
 ) -> None:
     pytest.importorskip("composer")
     job = saving(make_job(trainer=trainer), tmp_path / "place")
-    done = launch(script(tmp_path, OWN_MODEL, LAYERS=SHAPE.layers), job, modules=LOADED)
+    done = launch(script(tmp_path, OWN_MODEL), job, modules=LOADED)
     assert done.returncode == 0, done.stderr[-2000:]
     assert result(job).parameters == SHAPE.parameters()
     assert (tmp_path / "place" / f"step-{STEPS:08d}").is_dir()
@@ -77,7 +71,8 @@ def test_a_model_of_the_script_is_counted_and_saved_by_every_trainer(
 
 def test_another_model_than_the_manifest_counts_ends_the_run(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job()
-    done = launch(script(tmp_path, OWN_MODEL, LAYERS=1), job, modules=LOADED)
+    text = OWN_MODEL.replace("Gpt2(shape,", 'Gpt2(shape.model_copy(update={"layers": 1}),')
+    done = launch(script(tmp_path, text), job, modules=LOADED)
     assert done.returncode == 1
     half = SHAPE.model_copy(update={"layers": 1}).parameters()
     assert f"found: {half:,} parameters" in done.stderr
@@ -163,9 +158,8 @@ class Mine(data_parallel.DdpReplica):
 
 
 def test_an_engine_of_the_recipe_trains_its_layouts(make_job: MakeJob, tmp_path: Path) -> None:
-    """The script is two lines, as the guide has them."""
     (tmp_path / "engines.py").write_text(ENGINES)
-    path = script(tmp_path, "from twinrun.train import training\ntraining.main(engine='engines')\n")
+    path = script(tmp_path, OWN_ENGINE)
     mine = make_job(sharding="none").model_copy(update={"layout": Layout(framework="mine")})
     done = launch(path, mine, modules=LOADED)
     assert done.returncode == 0, done.stderr[-2000:]

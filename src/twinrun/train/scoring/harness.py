@@ -326,8 +326,10 @@ def planted(name: str, documents: Callable[[], Iterator[dict[str, Any]]], **keys
 
 def passages(draw: random.Random) -> Iterator[tuple[str, str]]:
     """Yield passages of the running interpreter's standard library, and what follows each."""
-    texts = [text for path in standard_library() if len(text := path.read_text("utf-8", "replace")) > 4000]
-    for text in draw.choices(texts, k=PLANTED_DOCUMENTS):
+    # Of its bytes at most four are a character.
+    paths = [path for path in standard_library() if path.stat().st_size > 4 * (CONTEXT + ANSWER)]
+    for path in draw.choices(paths, k=PLANTED_DOCUMENTS):
+        text = path.read_text("utf-8", "replace")
         begin = draw.randrange(len(text) - CONTEXT - ANSWER)
         yield text[begin : begin + CONTEXT], text[begin + CONTEXT : begin + CONTEXT + ANSWER]
 
