@@ -40,6 +40,10 @@ HEADS = (
     ("q_proj", "k_proj", "v_proj", "out_proj"),
     ("wq", "wk", "wv", "wo"),
 )
+# MPT's, and the one that takes its heads.
+FUSED = ("Wqkv", "out_proj")
+# Children of Mamba's mixer that make channels and that take them, and its own parameters with a row for each.
+MIXER, STATES = (("in_proj", "conv1d", "dt_proj"), ("x_proj", "out_proj")), ("A_log", "D")
 # Modules that treat every feature alike.
 POINTWISE = (
     "ReLU",
@@ -109,6 +113,15 @@ def _permutations(module: nn.Module, draw: Any) -> Iterator[tuple[list[str], lis
                 yield _rows(names, makers), [f"{taker}.weight"], torch.randperm(features, generator=draw)
                 break
     yield from _heads(module, names, draw)
+    # Heads with slopes of their own, as ALiBi has them, keep their places.
+    if names.keys() >= set(FUSED) and getattr(module, "slopes", None) is None:
+        wide = _size(names[FUSED[1]], 1)
+        if head := _head_size(module, wide):
+            heads = _spread(torch.randperm(wide // head, generator=draw), head)
+            yield _rows(names, FUSED[:1]), [f"{FUSED[1]}.weight"], heads
+    if names.keys() >= {*MIXER[0], *MIXER[1]}:
+        channels = torch.randperm(_size(names[MIXER[1][0]], 1), generator=draw)
+        yield [*_rows(names, MIXER[0]), *STATES], [f"{one}.weight" for one in MIXER[1]], channels
     if isinstance(module, nn.Sequential):
         yield from _chains(module, draw)
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from twinrun.foundation.errors import InputError, MachineError, RunError
+from twinrun.parity.controls import renumber
 from twinrun.protocol.digests import Tracer
 from twinrun.protocol.training import Optimizer, TokenSchedule, TrainingJob
 from twinrun.train import attention
@@ -37,7 +38,7 @@ def initial_model(job: TrainingJob, device: torch.device) -> Model:
         model = make_model(job)
     model.initialise(job.training.seed)
     if job.control:
-        model.renumber(job.control)
+        model.order = renumber(model, job.control, samples=False)
     return model
 
 
@@ -114,8 +115,7 @@ def tracer_of(job: TrainingJob, model: Model) -> Tracer | None:
         place, found = ("--checkpoint", "given") if job.checkpointing else ("framework", framework)
         raise InputError("cannot be traced", place=place, found=found, allowed="torch, without checkpoints")
     name = f"control-{job.control}" if job.control else "run"
-    order: Any = model.numbering(job.control) if job.control else None
-    return Tracer(model, Path(job.out) / f"{name}.trace", order=order)
+    return Tracer(model, Path(job.out) / f"{name}.trace", order=model.order)
 
 
 # AdamW and its learning rate, the same for the Composer recipes and the plain loop.

@@ -19,8 +19,6 @@ from twinrun.protocol.training import Training
 
 # Target that adds nothing to the loss; PyTorch's default.
 IGNORED = -100
-# By the ending of a parameter's name: for each axis the order of its features, None where it stays.
-Orders = dict[str, tuple[Tensor | None, ...]]
 # In fp8 only matrix products are, between values in bf16.
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
@@ -38,6 +36,8 @@ class Model(nn.Module):
     """Whether torch.compile sees a whole block as one graph."""
     final_loss: Callable[..., Tensor]
     """Final norm, head and cross entropy: one region for torch.compile. Nats per token."""
+    order: Any = None
+    """What `twinrun.parity.renumber` returned, of a control run."""
     drawn_as: ClassVar[Mapping[str, str]] = {}
     """Parts of upstream's names, each with the part by which initial values are drawn and digests are made.
 
@@ -57,43 +57,6 @@ class Model(nn.Module):
     def initialise(self, seed: int) -> None:
         """Fill the parameters with values that follow from `seed`, the same at every world size."""
         raise NotImplementedError
-
-    def orders(self, draw: torch.Generator) -> Orders:
-        """Draw orders of features that leave the function of an initial model what it is.
-
-        A vector along the features needs none: its initial values are all the same.
-        """
-        raise NotImplementedError
-
-    def numbering(self, number: int) -> dict[str, tuple[Tensor | None, ...]]:
-        """Return for each parameter the order of its axes that is drawn from `number`, vectors included.
-
-        A module without a weight stands under the name that one would have: it gives features of the stream.
-        """
-        orders = self.orders(torch.Generator().manual_seed(number))
-        width = next(columns for rows, columns in orders.values() if rows is None)
-        found: dict[str, tuple[Tensor | None, ...]] = {
-            f"{name}.weight": (width, None) for name, _ in self.named_modules()
-        }
-        for name, parameter in self.named_parameters():
-            weight = f"{name.rpartition('.')[0]}.weight"
-            axes = next((one for ending, one in orders.items() if weight.endswith(ending)), None)
-            if parameter.dim() == 1:
-                along = axes[0] if axes else width
-                fits = along is not None and len(along) == len(parameter)
-                found[name] = (along if fits else None, None)
-            else:
-                found[name] = axes if axes and name == weight else (None, None)
-        return found
-
-    @torch.no_grad()
-    def renumber(self, number: int) -> None:
-        """Put the features of an initial model, so also sums over them, into an order drawn from `number`."""
-        numbering = self.numbering(number)
-        for name, parameter in self.named_parameters():
-            for axis, order in enumerate(numbering[name]):
-                if order is not None:
-                    parameter.copy_(parameter.index_select(axis, order.to(parameter.device)))
 
     def compile_whole(self) -> None:
         """Compile forward pass and loss as one graph, where no hook of DDP or FSDP stands between layers.

@@ -21,7 +21,7 @@ from twinrun.protocol.training import Training
 from twinrun.train import attention as attentions
 from twinrun.train.attention import Attend
 from twinrun.train.layers import Linear, RMSNorm, checkpointed, head_loss, recomputed, rms_norm
-from twinrun.train.models import DTYPES, Model, Orders, normal
+from twinrun.train.models import DTYPES, Model, normal
 
 # transformers' `initializer_range`.
 INITIAL_STD = 0.02
@@ -62,10 +62,10 @@ class GroupedAttention(nn.Module):
 
     def __init__(self, shape: LlamaShape, *, attend: Attend, positions: Rotations) -> None:
         super().__init__()
-        self.attend, self.head_size = attend, shape.head_size()
+        self.attend, self.head_dim = attend, shape.head_size()
         # No buffers: data parallelism would send them before each pass, and DeepSpeed round them to 16 bits.
         self.cos_SR, self.sin_SR = positions
-        shared = shape.key_heads() * self.head_size
+        shared = shape.key_heads() * self.head_dim
         self.q_proj = Linear(shape.width, shape.width, bias=False)
         self.k_proj = Linear(shape.width, shared, bias=False)
         self.v_proj = Linear(shape.width, shared, bias=False)
@@ -73,7 +73,7 @@ class GroupedAttention(nn.Module):
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         projected = (layer(x_BSD) for layer in (self.q_proj, self.k_proj, self.v_proj))
-        q_BSHE, k_BSGE, v_BSGE = (one.unflatten(-1, (-1, self.head_size)) for one in projected)
+        q_BSHE, k_BSGE, v_BSGE = (one.unflatten(-1, (-1, self.head_dim)) for one in projected)
         q_BSHE, k_BSGE = (rotated(one, self.cos_SR, self.sin_SR) for one in (q_BSHE, k_BSGE))
         out: Tensor = self.o_proj(self.attend(q_BSHE, k_BSGE, v_BSGE, None).flatten(-2))
         return out
@@ -180,27 +180,6 @@ class Llama(Model):
             to_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
             scale = INITIAL_STD / (math.sqrt(2 * self.shape.layers) if to_stream else 1.0)
             parameter.copy_(normal(parameter.shape, self.key_of(name, seed), parameter.device) * scale)
-
-    def orders(self, draw: torch.Generator) -> Orders:
-        width, hidden, groups = (
-            torch.randperm(size, generator=draw)
-            for size in (self.shape.width, self.shape.hidden, self.shape.key_heads())
-        )
-        # Groups change places with the queries that share them; features of a head are turned by their place.
-        each = self.shape.heads // len(groups)
-        queries = (groups[:, None] * each + torch.randperm(each, generator=draw)).flatten()
-        heads, keys = (
-            (one[:, None] * self.shape.head_size() + torch.arange(self.shape.head_size())).flatten()
-            for one in (queries, groups)
-        )
-        return {
-            "q_proj.weight": (heads, width),
-            **dict.fromkeys(("k_proj.weight", "v_proj.weight"), (keys, width)),
-            "o_proj.weight": (width, heads),
-            **dict.fromkeys(("gate_proj.weight", "up_proj.weight"), (hidden, width)),
-            "down_proj.weight": (width, hidden),
-            **dict.fromkeys(("embed_tokens.weight", "lm_head.weight"), (None, width)),
-        }
 
 
 def build(shape: LlamaShape, *, training: Training) -> Llama:

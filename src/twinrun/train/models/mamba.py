@@ -22,7 +22,7 @@ from twinrun.protocol.models.mamba import MambaShape
 from twinrun.protocol.models.shape import ActivationCheckpointing
 from twinrun.protocol.training import Training
 from twinrun.train.layers import RMSNorm, checkpointed, head_loss, rms_norm
-from twinrun.train.models import DTYPES, Model, Orders, normal, uniform
+from twinrun.train.models import DTYPES, Model, normal, uniform
 from twinrun.train.state_space import Kernels, chosen
 
 # Step sizes at the start: log-uniform between these, and never below the last.
@@ -207,11 +207,6 @@ class Mamba(Model):
         """Fill the parameters; a value follows from `seed`, the parameter's name and its place alone."""
         for name, parameter in self.named_parameters():
             parameter.copy_(initial(name, parameter, self.key_of(name, seed), self.shape))
-
-    def orders(self, draw: torch.Generator) -> Orders:
-        width = torch.randperm(self.shape.width, generator=draw)
-        across = dict.fromkeys(("embeddings.weight", "in_proj.weight", "lm_head.weight"), (None, width))
-        return {**across, "out_proj.weight": (width, None)}
 
 
 def initial(name: str, parameter: Tensor, key: int, shape: MambaShape) -> Tensor:

@@ -35,7 +35,7 @@ from twinrun.train.layers import (
     recomputed,
     shared_gelu,
 )
-from twinrun.train.models import DTYPES, Model, Orders, normal
+from twinrun.train.models import DTYPES, Model, normal
 
 
 class LayerNorm(nn.LayerNorm):
@@ -59,7 +59,7 @@ class Attention(nn.Module):
 
     def __init__(self, shape: MptShape, *, attend: Attend) -> None:
         super().__init__()
-        self.head_size = shape.head_size()
+        self.head_dim = shape.head_size()
         self.attend = attend
         slopes = attentions.alibi_slopes(shape.heads) if shape.alibi else None
         self.register_buffer("slopes", slopes, persistent=False)
@@ -68,7 +68,7 @@ class Attention(nn.Module):
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         qkv_BSD = self.Wqkv(x_BSD).chunk(3, dim=-1)
-        q_BSHE, k_BSHE, v_BSHE = (part.unflatten(-1, (-1, self.head_size)) for part in qkv_BSD)
+        q_BSHE, k_BSHE, v_BSHE = (part.unflatten(-1, (-1, self.head_dim)) for part in qkv_BSD)
         y_BSHE = self.attend(q_BSHE, k_BSHE, v_BSHE, self.slopes)
         out: Tensor = self.out_proj(y_BSHE.flatten(-2))
         return out
@@ -157,7 +157,6 @@ class MPT(Model):
         self.dtype = dtype
         self.recomputes_blocks = checkpointing is True
         self.final_loss = final_loss
-        self._heads, self._widths = shape.heads, (shape.width, shape.expansion * shape.width)
         self.wte = nn.Embedding(shape.vocabulary, shape.width)
         self.wpe = None if shape.alibi else nn.Embedding(shape.sequence, shape.width)
         attend = attentions.chosen(attention)
@@ -217,20 +216,6 @@ class MPT(Model):
         scale = math.sqrt(2 / parameter.shape[1])
         residual = name.endswith(("attn.out_proj.weight", "ffn.down_proj.weight"))
         return scale / math.sqrt(2 * len(self.blocks)) if residual else scale
-
-    def orders(self, draw: torch.Generator) -> Orders:
-        width, hidden = (torch.randperm(size, generator=draw) for size in self._widths)
-        heads = torch.randperm(self._heads, generator=draw)[:, None]
-        # With ALiBi each head has a slope of its own, so that heads stay where they are.
-        heads = (heads if self.wpe is not None else heads.sort(0).values) * (len(width) // self._heads)
-        heads = (heads + torch.randperm(len(width) // self._heads, generator=draw)).flatten()
-        return {
-            "Wqkv.weight": (torch.cat([heads + part * len(width) for part in range(3)]), width),
-            "out_proj.weight": (width, heads),
-            "up_proj.weight": (hidden, width),
-            "down_proj.weight": (width, hidden),
-            **dict.fromkeys(("wte.weight", "wpe.weight", "router.weight"), (None, width)),
-        }
 
 
 def build(shape: MptShape, *, training: Training) -> MPT:
