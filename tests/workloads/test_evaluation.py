@@ -23,6 +23,7 @@ from twinrun.workloads.tables_and_charts import LineChart
 from twinrun.workloads.workload import PictureContext, PointRecord, RecordView, Run
 
 STEPS = 120
+TASKS = 'tasks=["fixture-shuffled", "boolq"]'
 
 
 def scored(step: int, right: float) -> ModelScores:
@@ -42,7 +43,7 @@ def scored(step: int, right: float) -> ModelScores:
             seconds=2.0,
             forward_seconds=0.5,
         )
-        for one in plan("mpt-chinchilla", scale="smoke", gpu=None).part.tasks
+        for one in plan("mpt-chinchilla", scale="smoke", gpu=None, settings=(TASKS,)).part.tasks
     )
     return ModelScores(
         step=step,
@@ -56,7 +57,7 @@ def scored(step: int, right: float) -> ModelScores:
 
 @pytest.fixture
 def record() -> RecordView:
-    made = plan("mpt-chinchilla", scale="smoke", gpu=None)
+    made = plan("mpt-chinchilla", scale="smoke", gpu=None, settings=(TASKS,))
     result = EvaluationResult(
         point="devices=1",
         device_name="a processor",
@@ -76,7 +77,7 @@ def record() -> RecordView:
 
 def test_a_score_of_a_checkpoint_has_its_error_and_both_digests(record: RecordView) -> None:
     (point,) = record.points
-    for name, error in (("fixture-question", 0.07), ("mean", 0.07 / math.sqrt(7))):
+    for name, error in (("fixture-shuffled", 0.07), ("mean", 0.07 / math.sqrt(2))):
         for suffix, right in (("/step-40", 0.5), ("/step-80", 0.625), ("", 0.75)):
             score, of_it = (point.measurement(f"{name}{suffix}{end}") for end in ("", "/error"))
             assert score is not None

@@ -200,12 +200,10 @@ def validation_share(job: TrainingJob, sequences: int) -> Tensor:
 
 @torch.no_grad()
 def validation_loss(
-    job: TrainingJob, tokens_NS: Tensor, loss_of: LossOfTargets, device: torch.device
+    job: TrainingJob, tokens_NS: Tensor, loss_of: LossOfTargets, *, sequences: int, device: torch.device
 ) -> float:
-    """Return the mean loss of the sequences of which each rank has a share, in nats per token."""
-    assert job.training.validation is not None
-    sequences, size = job.training.validation.sequences, job.microbatch
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    """Return the mean loss of `sequences`, of which each rank has a share, in nats per token."""
+    total, size = torch.zeros((), dtype=torch.float64, device=device), job.microbatch
     # Compiled graphs and the collectives of shards ask for the same batches on every rank.
     for turn in range(-(-sequences // (job.world_size * size))):
         rank.beat("validates")
