@@ -9,6 +9,7 @@ import torch
 import transformers
 
 import tests.train.planted  # noqa: F401 - adds its tasks
+from tests.train.small import LOADED
 from twinrun.checkpoints.tokenizer import BYTES, tokenizer_files
 from twinrun.protocol.evaluation import EvaluationJob, NamedTask, Sample
 
@@ -17,7 +18,7 @@ VOCABULARY, SEQUENCE = 320, 192
 MODULES = (
     "twinrun.train.evaluation",
     "tests.train.planted",
-    "twinrun.train.composer_loop",
+    *LOADED,
     "lm_eval.evaluator",
     *(f"transformers.models.{name}.modeling_{name}" for name in ("gpt2", "gpt_neox", "llama", "mpt")),
 )

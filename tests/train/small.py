@@ -21,6 +21,10 @@ ROOT = Path(__file__).parents[2]
 TRAINING = "twinrun.train.training"
 # The script of the recipe that brings DeepSpeed's engines.
 LAYOUTS = ROOT / "recipes" / "deepspeed-pretrain" / "train.py"
+# What ranks need, imported where they are forked: they train for less time than they import.
+READING = tuple(f"streaming.base.{name}" for name in ("format", "partition", "shuffle", "sampling"))
+LOADED = (*(f"twinrun.train.{name}" for name in ("loop", "data_parallel", "composer_loop")), *READING)
+WITH_DEEPSPEED = ("twinrun.train.loop", "deepspeed", *READING)
 SHAPE = MptShape(width=32, heads=2, layers=2, vocabulary=64, sequence=16)
 STEPS = 6
 GLOBAL_BATCH = 16
@@ -125,7 +129,7 @@ def bench_job(
 
 
 def launch(
-    script: Path | str, job: Job, *, modules: tuple[str, ...] = (), beside: Job | None = None
+    script: Path | str, job: Job, *, modules: tuple[str, ...] = LOADED, beside: Job | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a script or a module for `job` on ranks that are forked where `modules` are imported.
 

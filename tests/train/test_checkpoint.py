@@ -11,7 +11,7 @@ pytest.importorskip("composer")
 
 from tests.train.checkpoint_jobs import digests, saving
 from tests.train.small import STEPS, TRAINING, MakeJob, launch
-from tests.train.test_scaling import LOADED, run_here
+from tests.train.test_scaling import run_here
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.training import TrainingJob, TrainingResult
 
@@ -19,7 +19,7 @@ from twinrun.protocol.training import TrainingJob, TrainingResult
 def result_of(job: TrainingJob) -> TrainingResult:
     if job.world_size == 1:
         return run_here(job)
-    done = launch(TRAINING, job, modules=LOADED)
+    done = launch(TRAINING, job)
     assert done.returncode == 0, done.stderr[-4000:]
     return load_json(Path(job.out) / "result.json", TrainingResult)
 

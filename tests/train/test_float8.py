@@ -20,7 +20,7 @@ LLAMA = members()["llama-smoke"].model_copy(update={"sequence": SHAPE.sequence})
 
 
 def trained(job: TrainingJob) -> TrainingResult:
-    done = launch(TRAINING, job, modules=("twinrun.train.loop", "twinrun.train.data_parallel"))
+    done = launch(TRAINING, job)
     assert done.returncode == 0, done.stderr[-4000:]
     return load_json(Path(job.out) / "result.json", TrainingResult)
 

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from tests.train.checkpoint_jobs import saving
-from tests.train.small import LAYOUTS, MakeJob, launch
+from tests.train.small import LAYOUTS, LOADED, WITH_DEEPSPEED, MakeJob, launch
 from twinrun.checkpoints.conversion import TensorReader
 from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.tokenizer import BYTES, END_OF_TEXT, SEPARATOR, tokenizer_files
@@ -35,7 +35,6 @@ from twinrun.train.corpus import TOKEN, Origin, Tokens, write_corpus
 from twinrun.train.models import family_of
 
 TRAINING = "twinrun.train.training"
-LOADED = ("twinrun.train.composer_loop", "twinrun.train.loop", "deepspeed")
 SIZES: dict[str, Any] = {"width": 32, "layers": 2, "vocabulary": 320, "sequence": 16}
 SHAPES: dict[str, Any] = {
     "mpt": MptShape(heads=2, **SIZES),
@@ -96,7 +95,8 @@ def test_a_run_becomes_a_model_of_transformers_with_its_tokenizer(
     job = job.model_copy(update={"data": str(bytes_of_text)})
     if trainer["trainer"] == "deepspeed":
         job = job.model_copy(update={"layout": Layout(framework="deepspeed", zero=3)})
-    done = launch(LAYOUTS if job.layout else TRAINING, saving(job, tmp_path / "place"), modules=LOADED)
+    script, modules = (LAYOUTS, WITH_DEEPSPEED) if job.layout else (TRAINING, LOADED)
+    done = launch(script, saving(job, tmp_path / "place"), modules=modules)
     assert done.returncode == 0, done.stderr[-4000:]
 
     folder = convert(tmp_path / "place", tmp_path / "out")

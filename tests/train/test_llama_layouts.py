@@ -10,30 +10,24 @@ import pytest
 pytest.importorskip("torch", reason="needs the packages of a stack")
 pytest.importorskip("streaming", reason="needs the packages of a stack")
 
-from tests.train.small import LAYOUTS, SHAPE, TRAINING, MakeJob, launch
+from tests.train.small import LAYOUTS, SHAPE, WITH_DEEPSPEED, MakeJob, launch
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.models import ModelShape, members
-from twinrun.protocol.training import TrainingJob, TrainingResult
+from twinrun.protocol.training import TrainingResult
 
-LOADED = ("twinrun.train.loop", "deepspeed")
 SMOKE = members()["llama-smoke"].model_copy(update={"sequence": SHAPE.sequence})
 TIED = SMOKE.model_copy(update={"tied": True})
 
 
 def losses(make_job: MakeJob, shape: ModelShape, **layout: Any) -> list[float]:
     job = make_job(world_size=2, sharding=layout.get("sharding", "none"), shape=shape)
-    result = trained(
-        job.model_copy(update={"layout": Layout(**{"framework": "deepspeed", **layout})}), modules=LOADED
-    )
+    job = job.model_copy(update={"layout": Layout(**{"framework": "deepspeed", **layout})})
+    done = launch(LAYOUTS, job, modules=WITH_DEEPSPEED)
+    assert done.returncode == 0, done.stderr[-4000:]
+    result = load_json(Path(job.out) / "result.json", TrainingResult)
     assert result.parameters == shape.parameters()
     return [step.loss for step in result.steps]
-
-
-def trained(job: TrainingJob, *, modules: tuple[str, ...]) -> TrainingResult:
-    done = launch(LAYOUTS if job.layout else TRAINING, job, modules=modules)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return load_json(Path(job.out) / "result.json", TrainingResult)
 
 
 @pytest.mark.needs("deepspeed")

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("streaming")
 
 from tests.contracts.tree import loaded_by
-from tests.train.small import TRAINING, MakeJob, launch
+from tests.train.small import LOADED, READING, TRAINING, MakeJob, launch
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.training import TrainingResult
 
@@ -51,7 +51,6 @@ def test_a_rank_does_not_import_what_it_does_not_use(modules: str, without: tupl
     assert not set(without) & set(done.stdout.split())
 
 
-LOADED = tuple(f"twinrun.train.{name}" for name in ("loop", "data_parallel", "composer_loop"))
 # PyTorch 2.4 has these elsewhere, where a later one still has them too.
 OLD_PLACES = """
 import sys
@@ -65,8 +64,8 @@ training.main()
 
 def test_fsdp2_is_found_where_older_releases_have_it(make_job: MakeJob, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(OLD_PLACES)
-    losses, read = [], tuple(f"streaming.base.{name}" for name in ("format", "partition", "shuffle"))
-    for script, modules in ((tmp_path / "train.py", read), (TRAINING, LOADED)):
+    losses = []
+    for script, modules in ((tmp_path / "train.py", READING), (TRAINING, LOADED)):
         job = make_job(trainer="plain", sharding="full", steps=2, warmup_steps=0)
         done = launch(script, job, modules=modules)
         assert done.returncode == 0, done.stderr[-2000:]

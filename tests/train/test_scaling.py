@@ -18,9 +18,6 @@ from twinrun.protocol.training import StepMetrics, TrainingJob, TrainingResult
 from twinrun.train import rank, training
 from twinrun.train.corpus import Corpus
 
-# A rank imports them for longer than it trains.
-LOADED = tuple(f"twinrun.train.{name}" for name in ("loop", "data_parallel", "composer_loop"))
-
 
 def losses(result: TrainingResult) -> list[float]:
     return [step.loss for step in result.steps]
@@ -80,7 +77,7 @@ def test_two_ranks_train_as_one(
 ) -> None:
     """Gradients are means over ranks, clipping is global, batches are the same: else curves part."""
     job = make_job(world_size=2, trainer=trainer, **options)
-    ended = launch(TRAINING, job, modules=LOADED)
+    ended = launch(TRAINING, job)
     assert ended.returncode == 0, ended.stderr
     result = load_json(Path(job.out) / "result.json", TrainingResult)
     assert result.parallelism == parallelism
@@ -91,7 +88,7 @@ def test_two_ranks_train_as_one(
 
 def test_two_trainings_at_once_do_not_meet(alone: TrainingResult, make_job: MakeJob) -> None:
     jobs = [make_job(world_size=2, trainer="plain", microbatch=8) for _ in range(2)]
-    ended = launch(TRAINING, jobs[0], modules=LOADED, beside=jobs[1])
+    ended = launch(TRAINING, jobs[0], beside=jobs[1])
     assert ended.returncode == 0, ended.stderr
     for job in jobs:
         result = load_json(Path(job.out) / "result.json", TrainingResult)

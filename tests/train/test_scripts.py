@@ -16,7 +16,6 @@ from twinrun.foundation.manifest import load_json
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import TrainingJob, TrainingResult, Validation
 
-LOADED = ("twinrun.train.composer_loop", "twinrun.train.loop")
 GUIDE = (ROOT / "docs" / "guides" / "add-a-recipe.md").read_text(encoding="utf-8")
 # A model and an engine of a recipe's own, as the guide has them.
 OWN_MODEL = next(
@@ -60,19 +59,19 @@ def test_a_model_of_the_script_is_counted_and_saved_by_every_trainer(
 ) -> None:
     pytest.importorskip("composer")
     job = saving(make_job(trainer=trainer), tmp_path / "place")
-    done = launch(script(tmp_path, OWN_MODEL), job, modules=LOADED)
+    done = launch(script(tmp_path, OWN_MODEL), job)
     assert done.returncode == 0, done.stderr[-2000:]
     assert result(job).parameters == SHAPE.parameters()
     assert (tmp_path / "place" / f"step-{STEPS:08d}").is_dir()
     usual = make_job(trainer=trainer)
-    assert launch(TRAINING, usual, modules=LOADED).returncode == 0
+    assert launch(TRAINING, usual).returncode == 0
     assert result(job).weights_hash != result(usual).weights_hash
 
 
 def test_another_model_than_the_manifest_counts_ends_the_run(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job()
     text = OWN_MODEL.replace("Gpt2(shape,", 'Gpt2(shape.model_copy(update={"layers": 1}),')
-    done = launch(script(tmp_path, text), job, modules=LOADED)
+    done = launch(script(tmp_path, text), job)
     assert done.returncode == 1
     half = SHAPE.model_copy(update={"layers": 1}).parameters()
     assert f"found: {half:,} parameters" in done.stderr
@@ -81,7 +80,7 @@ def test_another_model_than_the_manifest_counts_ends_the_run(make_job: MakeJob, 
 
 def test_a_script_that_saves_nothing_is_refused_with_checkpoints(make_job: MakeJob, tmp_path: Path) -> None:
     path = script(tmp_path, OWN_LOOP, METRIC="x", VALUE=1.0)
-    done = launch(path, saving(make_job(), tmp_path / "place"), modules=LOADED)
+    done = launch(path, saving(make_job(), tmp_path / "place"))
     assert done.returncode == 1
     assert "this script keeps no checkpoints" in done.stderr
 
@@ -99,7 +98,7 @@ def test_a_report_has_a_row_and_a_number(
 ) -> None:
     job = make_job(reports={"bits-per-byte": "bits/byte"})
     text = OWN_LOOP.replace("VALUE", f'float("{value}")')
-    done = launch(script(tmp_path, text, METRIC=metric), job, modules=LOADED)
+    done = launch(script(tmp_path, text, METRIC=metric), job)
     if said:
         assert done.returncode == 1
         assert said in done.stderr
@@ -119,7 +118,7 @@ def test_the_validation_loss_is_the_same_at_every_size(
     validation = Validation(data="test", every=4, sequences=7)
     made = make_job(trainer=trainer, world_size=world_size, validation=validation)
     job = made.model_copy(update={"validation_data": made.data})
-    done = launch(TRAINING, job, modules=LOADED)
+    done = launch(TRAINING, job)
     assert done.returncode == 0, done.stderr[-2000:]
     found = dict(result(job).validation)
     assert list(found) == [4, STEPS]
@@ -132,7 +131,7 @@ def _alone(make_job: MakeJob) -> dict[int, float]:
         validation = Validation(data="test", every=4, sequences=7)
         job = make_job(trainer="plain", microbatch=1, validation=validation)
         job = job.model_copy(update={"validation_data": job.data})
-        assert launch(TRAINING, job, modules=LOADED).returncode == 0
+        assert launch(TRAINING, job).returncode == 0
         ALONE.update(result(job).validation)
         # It falls, as the training loss does.
         assert ALONE[STEPS] < ALONE[4]
@@ -161,11 +160,11 @@ def test_an_engine_of_the_recipe_trains_its_layouts(make_job: MakeJob, tmp_path:
     (tmp_path / "engines.py").write_text(ENGINES)
     path = script(tmp_path, OWN_ENGINE)
     mine = make_job(sharding="none").model_copy(update={"layout": Layout(framework="mine")})
-    done = launch(path, mine, modules=LOADED)
+    done = launch(path, mine)
     assert done.returncode == 0, done.stderr[-2000:]
     usual = make_job(sharding="none").model_copy(update={"layout": Layout(framework="torch")})
-    assert launch(TRAINING, usual, modules=LOADED).returncode == 0
+    assert launch(TRAINING, usual).returncode == 0
     assert [step.loss for step in result(mine).steps] == [step.loss for step in result(usual).steps]
     assert result(mine).parallelism == "mine"
-    nobody = launch(TRAINING, mine, modules=LOADED)
+    nobody = launch(TRAINING, mine)
     assert "no module trains this layout" in nobody.stderr

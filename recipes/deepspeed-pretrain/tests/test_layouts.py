@@ -18,7 +18,7 @@ from shared_work import Parts, messages, state_bytes
 
 from tests.ranks import environment, run_ranks
 from tests.train.checkpoint_jobs import digests, saving
-from tests.train.small import LAYOUTS, SHAPE, STEPS, MakeJob, launch
+from tests.train.small import LAYOUTS, SHAPE, STEPS, WITH_DEEPSPEED, MakeJob, launch
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.job import REFUSED
@@ -28,14 +28,13 @@ from twinrun.train.checkpoint.state import MODEL
 from twinrun.train.models import family_of
 
 SCRIPT = Path(__file__).with_name("layout_ranks.py")
-LOADED = ("twinrun.train.loop", "deepspeed")
 EXPERTS = SHAPE.model_copy(update={"experts": 4})
 
 
 def test_ranks_find_nothing_wrong() -> None:
     variables = environment()
     variables["PYTHONPATH"] += f":{Path(__file__).parents[1]}"
-    ended = run_ranks(SCRIPT, world_size=2, variables=variables, modules=LOADED)
+    ended = run_ranks(SCRIPT, world_size=2, variables=variables, modules=WITH_DEEPSPEED)
     assert ended.returncode == 0, ended.stderr[-4000:]
 
 
@@ -121,7 +120,9 @@ def test_ranks_name_the_lock_of_a_killed_compilation(
     lock.parent.mkdir(parents=True)
     lock.touch()
     done = launch(
-        LAYOUTS, with_layout(make_job(), zero=3, offload="optimizer", storage=str(tmp_path)), modules=LOADED
+        LAYOUTS,
+        with_layout(make_job(), zero=3, offload="optimizer", storage=str(tmp_path)),
+        modules=WITH_DEEPSPEED,
     )
     assert done.returncode == REFUSED
     assert f"{lock}: a compilation is under way, or was killed and left its lock" in done.stderr
@@ -132,7 +133,7 @@ def test_ranks_name_the_lock_of_a_killed_compilation(
 @pytest.mark.needs("deepspeed")
 def test_a_setting_that_deepspeed_does_not_have_is_named(make_job: MakeJob) -> None:
     typo = {"zero_optimization.stage3_max_live_paramters": 0}
-    done = launch(LAYOUTS, with_layout(make_job(), zero=3, settings=typo), modules=LOADED)
+    done = launch(LAYOUTS, with_layout(make_job(), zero=3, settings=typo), modules=WITH_DEEPSPEED)
     assert done.returncode == 1
     assert "settings: DeepSpeed refuses a setting: Extra inputs are not permitted" in done.stderr
     assert "found: stage3_max_live_paramters" in done.stderr
@@ -140,7 +141,7 @@ def test_a_setting_that_deepspeed_does_not_have_is_named(make_job: MakeJob) -> N
 
 
 def run(job: TrainingJob) -> TrainingResult:
-    done = launch(LAYOUTS, job, modules=LOADED)
+    done = launch(LAYOUTS, job, modules=WITH_DEEPSPEED)
     assert done.returncode == 0, done.stderr[-4000:]
     return load_json(Path(job.out) / "result.json", TrainingResult)
 

@@ -16,7 +16,7 @@ from products import QuantisedProducts, Quantiser, Settings
 from tests.checkouts import checkout
 from tests.records import plan
 from tests.train.checkpoint_jobs import digests, saving
-from tests.train.small import STEPS, MakeJob, launch
+from tests.train.small import LOADED, STEPS, MakeJob, launch
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import load_json
 from twinrun.planning.project import Project
@@ -60,7 +60,7 @@ def test_a_run_goes_on_bit_for_bit(make_job: MakeJob, tmp_path: Path) -> None:
     losses, ends = [], []
     for _ in ("whole", "resumed"):
         job = make_job(sharding="none", trainer="quantised").model_copy(update={"layout": layout})
-        ended = launch(SCRIPT, saving(job, tmp_path / "place"), modules=("twinrun.train.loop",))
+        ended = launch(SCRIPT, saving(job, tmp_path / "place"), modules=LOADED)
         assert ended.returncode == 0, ended.stderr[-4000:]
         result = load_json(Path(job.out) / "result.json", TrainingResult)
         losses.append([step.loss for step in result.steps])
