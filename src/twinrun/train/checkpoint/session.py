@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -214,7 +214,25 @@ class Checkpoints(NoCheckpoints):
         return self._store.claim(self._job.attempt)
 
     def _check_allowed(self, manifest: CheckpointManifest, place: str) -> None:
-        check_allowed(manifest, self._identity, self._layout, mode=self._settings.mode, place=place)
+        """Refuse the checkpoint of another run, or of another layout where that must be the same.
+
+        Weights alone, which a conversion has made, only must be of the same model.
+
+        Raises:
+            InputError: names the first field that differs, and both sides.
+        """
+        own = self._identity
+        if weights_alone(manifest):
+            ours = {name: own.get(name, "nothing") for name in manifest.identity}
+            demand_same_run(manifest.identity, ours, "the weights are of another model", place=place)
+            return
+        # Fields added since the checkpoint was saved take their "absent" value.
+        theirs = {name: "None" for name in own if name.startswith("shape.")} | manifest.identity
+        demand_same_run(theirs, own, "the checkpoint is of another run", place=place)
+        if self._settings.mode == "exact":
+            hint = "`--checkpoint mode=bounded` goes on with another layout, inside an envelope of the loss"
+            message = "the checkpoint was saved with another layout"
+            demand_same_run(manifest.layout, self._layout, message, place=place, hint=hint)
 
     def _together(self, work: Callable[[], Any]) -> Any:
         return ranks.together(work, self._group)
@@ -261,35 +279,3 @@ def layout_of(job: TrainingJob) -> dict[str, str]:
         **{name: str(getattr(job.training, name)) for name in LAYOUT},
         **({"layout": job.layout.model_dump_json(exclude_defaults=True)} if job.layout else {}),
     }
-
-
-def check_allowed(
-    manifest: CheckpointManifest,
-    own: Mapping[str, str],
-    layout: Mapping[str, str],
-    *,
-    mode: str,
-    place: str,
-) -> None:
-    """Refuse to go on from the checkpoint of another run, or of another layout where that must be the same.
-
-    Weights alone, which a conversion has made, only must be of the same model.
-
-    Raises:
-        InputError: names the first field that differs, and both sides.
-    """
-    if weights_alone(manifest):
-        ours = {name: own.get(name, "nothing") for name in manifest.identity}
-        demand_same_run(manifest.identity, ours, "the weights are of another model", place=place)
-        return
-    # Fields added since the checkpoint was saved take their "absent" value.
-    missing = {name: "None" for name in own if name.startswith("shape.")}
-    demand_same_run({**missing, **manifest.identity}, own, "the checkpoint is of another run", place=place)
-    if mode == "bounded":
-        return
-    # Older checkpoints name a way of summing that every run has now.
-    theirs = {
-        name: value for name, value in manifest.layout.items() if (name, value) != ("summation", "fast")
-    }
-    hint = "`--checkpoint mode=bounded` goes on with another layout, inside an envelope of the loss"
-    demand_same_run(theirs, layout, "the checkpoint was saved with another layout", place=place, hint=hint)
