@@ -144,6 +144,10 @@ def test_a_stopped_run_goes_on_where_it_was(
     process = start(root, *options)
     await_that(lambda: list(tmp_path.glob("*/*/points/devices=1.json")), process)
     run = run_folder(tmp_path)
+    # Ranks of the point after it start from the copy of the sources in the run folder.
+    loop = root / "src" / "twinrun" / "train" / "loop.py"
+    kept = loop.read_text(encoding="utf-8")
+    loop.write_text("raise SystemExit('edited')\n", encoding="utf-8")
     await_that(lambda: len(list(processes_of(run))) >= 3, process)
     # As a scheduler ends a job; Ctrl-C is the same to exit_on_error.
     process.send_signal(signal.SIGTERM)
@@ -154,6 +158,10 @@ def test_a_stopped_run_goes_on_where_it_was(
     assert not (run / "record.json").exists()
 
     first = (run / "points" / "devices=1.json").read_bytes()
+    edited = error_message(finished(start(root, *options, "--resume")), 2)
+    assert "the run was begun with other sources found: commit none" in edited
+    assert "src/twinrun/train/loop.py" in edited
+    loop.write_text(kept, encoding="utf-8")
     again = finished(start(root, *options, "--resume"))
     assert again.returncode == 0, again.stderr
     assert "devices=1: finished before, not run again" in again.stderr
