@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.flow_sites import RECIPE, REFUSED, FlowSite
-from tests.cli.played_ranks import WATTS, Job
+from tests.cli.played_ranks import Job
 from tests.execution.fake_engine import NAME, Play, torchrun_report
 from tests.runs.test_models import folder_at
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError, TwinrunError
@@ -23,8 +23,6 @@ from twinrun.runs.prepared import prepare
 from twinrun.runs.progress import Display
 from twinrun.runs.run import execute
 from twinrun.runs.selection import Request, Selection, select
-from twinrun.runs.sweep import finished
-from twinrun.workloads import load_workload
 
 
 def test_a_run_measures_records_judges_and_reports(
@@ -65,29 +63,6 @@ def test_a_model_that_is_there_is_scored_without_a_training(evaluated: FlowSite,
     assert len(evaluated.folders()) == 1
 
 
-def test_the_warm_up_is_not_timed(trained: FlowSite) -> None:
-    assert trained.invoke() == 0
-    for point in trained.record().points:
-        step_time = point.measurement("step-time")
-        assert step_time
-        assert (step_time.median, step_time.high) == (0.5, 0.5)
-        assert point.attempts == ()
-
-
-def test_power_is_what_the_ranks_say(trained: FlowSite) -> None:
-    assert trained.invoke() == 0
-    for point in trained.record().points:
-        power, rate = point.measurement("power"), point.measurement("tokens-per-second")
-        per_watt = point.measurement("tokens-per-second-per-watt")
-        assert power
-        assert rate
-        assert per_watt
-        assert (power.median, power.unit, power.per) == (WATTS, "W", "device")
-        assert per_watt.median == pytest.approx(rate.median / WATTS)
-        assert point.facts["power.sensor"] == "played"
-        assert point.facts["power.samples_per_second"] == "8.0"
-
-
 @pytest.mark.needs("tensorboard", "mlflow")
 def test_a_run_is_written_for_trackers(site: FlowSite, capsys: pytest.CaptureFixture[str]) -> None:
     assert site.invoke(track="tensorboard,mlflow") == 0
@@ -97,21 +72,6 @@ def test_a_run_is_written_for_trackers(site: FlowSite, capsys: pytest.CaptureFix
         tracked = folder / "trackers" / name
         assert f"{name}: " in printed
         assert len([*tracked.glob(found)]) == len(site.record().points)
-
-
-def test_nothing_is_written_for_trackers_that_nobody_asked_for(trained: FlowSite) -> None:
-    assert trained.invoke() == 0
-    (folder,) = trained.folders()
-    assert not (folder / "trackers").exists()
-
-
-def test_points_of_another_plan_are_not_taken(trained: FlowSite) -> None:
-    assert trained.invoke() == 0
-    (folder,) = trained.folders()
-    plan = trained.record().plan
-    workload = load_workload(plan.workload)
-    assert set(finished(folder, plan, workload=workload)) == {point.id for point in plan.points}
-    assert finished(folder, plan.model_copy(update={"stack": "another"}), workload=workload) == {}
 
 
 def test_runs_of_one_second_are_apart(site: FlowSite) -> None:
@@ -298,16 +258,6 @@ def test_a_changed_option_is_another_run(trained: FlowSite) -> None:
         trained.invoke()
     with pytest.raises(InputError, match="no unfinished run of this plan"):
         trained.invoke("steps=11", resume=True)
-
-
-def test_another_model_than_planned_has_no_verdict(trained: FlowSite) -> None:
-    def other(job: Job) -> Play:
-        play = trained.play(job)
-        return dataclasses.replace(play, result={**(play.result or {}), "parameters": 7})
-
-    trained.script.play = other
-    trained.invoke()
-    assert any("the number of parameters" in one.words for one in trained.record().refusals)
 
 
 def test_a_claim_that_is_edited_during_a_run_is_not_judged(trained: FlowSite) -> None:

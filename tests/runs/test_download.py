@@ -161,11 +161,6 @@ def test_brings_what_matches_from_every_page(hub: Hub, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.incomplete"))
 
 
-def test_limit_takes_the_first_files(hub: Hub, tmp_path: Path) -> None:
-    assert len(bring(hub, tmp_path, limit=1)) == 1
-    assert not (tmp_path / "en/train.00001.json.gz").exists()
-
-
 def test_files_kept_in_git_are_checked_as_git_blobs(hub: Hub, tmp_path: Path) -> None:
     assert bring(hub, tmp_path, "tokenizer.json")[0].read_bytes() == FILES["tokenizer.json"]
     assert bring(hub, tmp_path, "empty")[0].read_bytes() == b""
@@ -216,25 +211,20 @@ def test_a_whole_folder_needs_no_network(hub: Hub, tmp_path: Path) -> None:
     assert hub.asked == []
 
 
-def test_another_pattern_asks_again(hub: Hub, tmp_path: Path) -> None:
-    bring(hub, tmp_path)
-    assert [path.name for path in bring(hub, tmp_path, "en/validation*")] == ["validation.json.gz"]
-
-
-def test_only_commits_are_fetched(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not a commit"):
-        fetch(RepositoryCommit("owner/texts", "main"), "*", folder=tmp_path, say=print)
-
-
-def test_a_pattern_without_files_is_wrong_input(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no file matches"):
-        bring(hub, tmp_path, "en/nothing*")
-
-
-def test_an_unknown_repository_is_named(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match="owner/other: the download failed") as caught:
-        bring(hub, tmp_path, "*", name="owner/other")
-    assert caught.value.found == "status 404"
+@pytest.mark.parametrize(
+    ("commit", "server", "pattern", "said"),
+    [
+        ("main", None, "*", "not a commit"),
+        (COMMIT, "file:///tmp", "*", "not an address of the web"),
+        (COMMIT, None, "en/nothing*", "no file matches"),
+    ],
+)
+def test_what_names_nothing_is_wrong_input(
+    hub: Hub, tmp_path: Path, commit: str, server: str | None, pattern: str, said: str
+) -> None:
+    source = RepositoryCommit("owner/texts", commit, endpoint=server or endpoint(hub))
+    with pytest.raises(InputError, match=said):
+        fetch(source, (pattern,), folder=tmp_path, say=print)
 
 
 def test_a_file_that_the_server_lists_and_does_not_have_is_named(hub: Hub, tmp_path: Path) -> None:
@@ -261,12 +251,6 @@ def test_a_server_that_is_away_is_named(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="the download failed") as caught:
         fetch(away, "*", folder=tmp_path, say=print)
     assert "offline.md" in str(caught.value.hint)
-
-
-def test_only_addresses_of_the_web_are_opened(tmp_path: Path) -> None:
-    source = RepositoryCommit("owner/texts", COMMIT, endpoint=tmp_path.as_uri())
-    with pytest.raises(InputError, match="not an address of the web"):
-        fetch(source, "*", folder=tmp_path, say=print)
 
 
 def test_files_stay_below_the_folder(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

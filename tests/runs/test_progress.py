@@ -62,23 +62,3 @@ def test_a_long_run_shows_its_first_its_last_and_every_eighth_part(
 def test_a_line_is_printed_as_it_is(capsys: pytest.CaptureFixture[str], text: str) -> None:
     Display().say(text)
     assert shown(capsys) == [text]
-
-
-def test_a_point_that_starts_over_says_so_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    display = Display()
-    with display:
-        display.begin("devices=2", steps=4, status="microbatch 8")
-        display.step("devices=2", step(1, loss=1e9))
-        display.begin("devices=2", steps=4, status="microbatch 4")
-        display.step("devices=2", step(1))
-    lines = shown(capsys)
-    assert [line for line in lines if "microbatch" in line] == [
-        "devices=2: microbatch 8",
-        "devices=2: microbatch 4",
-    ]
-    assert "loss 1000000000.0000" in lines[1]
-
-
-def test_a_point_that_never_began_can_end(capsys: pytest.CaptureFixture[str]) -> None:
-    Display().end("devices=2", status="already recorded")
-    assert shown(capsys) == ["devices=2: already recorded"]
