@@ -37,11 +37,8 @@ def invoked(command: str) -> Task[Any]:
     kind, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
     taken = [inspect.Parameter("_context", inspect.Parameter.POSITIONAL_ONLY)]
     for name in names:
-        taken.append(
-            inspect.Parameter(
-                name, kind, default=empty if name in words else False if name in flags else None
-            )
-        )
+        default = empty if name in words else False if name in flags else None
+        taken.append(inspect.Parameter(name, kind, default=default))
     body.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
     body.__doc__ = app[command].help.partition("Args:")[0]
     return Task(
