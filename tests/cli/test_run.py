@@ -177,7 +177,7 @@ import sys
 from pathlib import Path
 from twinrun.execution.engine import Command, Workspace
 from twinrun.execution.engines import load_engine
-from twinrun.machine.inventory import load_vendors
+from twinrun.manifests.vendor import load_vendors
 from twinrun.manifests.stack import load_stack
 root = Path(sys.argv[1])
 workspace = Workspace(root=root, run=root, data=root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout with one stack whose kernel and device files are looked for in `tmp_path`."""
+    """A checkout with one stack, on a machine without GPUs whose files are looked for in `tmp_path`."""
     shutil.copytree(ROOT / "images" / "vendors", tmp_path / "images" / "vendors")
     shutil.copy(ROOT / "images" / "gpus.toml", tmp_path / "images")
     for manifest in (tmp_path / "images" / "vendors").glob("*/vendor.toml"):
@@ -34,9 +35,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (stack / "requirements.in").write_text("rich\n", encoding="utf-8")
     lock = stamp(stack / "requirements.in") + "\n"
     (stack / "requirements.lock").write_text(lock, encoding="utf-8")
-    (tmp_path / "bin").mkdir()
     (tmp_path / "dev" / "dri").mkdir(parents=True)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):

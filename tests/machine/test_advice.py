@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.records import ROOT
-from twinrun.machine.advice import check_advice
+from twinrun.machine.checks import check_advice
 from twinrun.machine.devices import Discovery
 from twinrun.manifests.vendor import load_gpus, load_vendors
 from twinrun.protocol.allocation import Device
@@ -31,7 +31,7 @@ def checked(
     device = Device(
         name=row.name, gpu=gpu, memory_bytes=1, arch=row.arch, driver=driver, unique_id=None, index=0
     )
-    found = check_advice(loaded, Discovery(probes=(), devices=(device,)), STACKS)
+    found = check_advice(loaded, Discovery(devices=(device,)), STACKS)
     return {one.name: (one.status, one.found, one.hint or "") for one in found}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,8 @@ from socketserver import UnixStreamServer
 import pytest
 from rich.console import Console
 
-from tests.machine.answers import answering
+from tests.machine.played import play
+from tests.machine.stand_in import pynvml
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError
 from twinrun.machine import checks, daemon
@@ -30,12 +30,6 @@ from twinrun.manifests.vendor import load_gpus, load_vendors
 from twinrun.report.terminal import diagnosis_lines
 
 ROOT = Path(__file__).parents[2]
-
-
-def install(root: Path, program: str, script: str) -> None:
-    path = root / "bin" / program
-    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
 def named(diagnosis: Diagnosis, name: str) -> HostCheck:
@@ -60,7 +54,6 @@ def test_machine_without_gpus_is_well_enough(root: Path) -> None:
         "cache disk",
         "run disk",
         "docker",
-        "uv",
         "environments",
     ]
     for name in ("GPUs (cuda)", "GPUs (rocm)", "environments"):
@@ -80,52 +73,50 @@ def test_the_real_checkout_can_be_examined() -> None:
     assert diagnose(ROOT).checks
 
 
-def test_devices_are_counted_in_cards(root: Path) -> None:
-    install(root, "rocm-smi", answering("mi250.rocm-smi.json"))
-    check = devices_check(root, "rocm")
-    assert check.status == "ok"
-    assert check.found == "8 x AMD INSTINCT MI250 (MCM) OAM AC MBA (mi250, 4 cards); driver 6.2.4"
-
-
-def test_model_without_row_is_a_warning(root: Path) -> None:
-    install(root, "nvidia-smi", answering("unknown.nvidia-smi.csv"))
-    check = devices_check(root, "cuda")
-    assert check.status == "warn"
-    assert "NVIDIA GeForce RTX 4080" in str(check.hint)
-
-
-@pytest.mark.parametrize("answer", ["mi300x-partitioned.rocm-smi.json", "mi300x-cpx.amd-smi.json"])
-def test_parts_of_a_card_are_recognised(root: Path, answer: str) -> None:
-    install(root, answer.split(".")[1], answering(answer))
-    check = devices_check(root, "rocm")
-    assert check.status == "warn"
-    assert "AMD Instinct MI300X is one of 8 parts of mi300x" in check.found
-    assert "amd-smi set --compute-partition SPX" in str(check.hint)
-
-
-def test_an_instance_of_a_card_is_recognised(root: Path) -> None:
-    line = "NVIDIA H100 80GB HBM3 MIG 2g.20gb, GPU-1, 20096, 9.0, 580.95.05"
-    install(root, "nvidia-smi", f"echo '{line}'")
-    check = devices_check(root, "cuda")
-    assert "is one of 4 parts of h100-80gb" in check.found
-    assert "nvidia-smi --multi-instance-gpu=0" in str(check.hint)
+@pytest.mark.parametrize(
+    ("model", "vendor", "status", "found", "hint"),
+    [
+        ("mi250", "rocm", "ok", "8 x AMD Instinct MI250 (mi250, 4 cards); driver 6.12.12", "None"),
+        ("unknown", "cuda", "warn", "(no row)", "add a row for NVIDIA GeForce RTX 4080"),
+        ("mi300x-nps8", "rocm", "warn", "MI300X is one of 8 parts of mi300x", "--compute-partition SPX"),
+        ("mi300x-cpx", "rocm", "warn", "MI300X is one of 8 parts of mi300x", "--compute-partition SPX"),
+        ("h100-part", "cuda", "warn", "is one of 4 parts of h100-80gb", "--multi-instance-gpu=0"),
+    ],
+)
+def test_devices_are_counted_in_cards_and_parts_recognised(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    vendor: str,
+    status: str,
+    found: str,
+    hint: str,
+) -> None:
+    play(root, model, monkeypatch)
+    check = devices_check(root, vendor)
+    assert check.status == status
+    assert found in check.found
+    assert hint in str(check.hint)
 
 
 def test_hidden_devices_are_a_warning(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(root, "nvidia-smi", answering("h200.nvidia-smi.csv"))
+    play(root, "h200", monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     check = devices_check(root, "cuda")
     assert check.status == "warn"
     assert "CUDA_VISIBLE_DEVICES= leaves 0 of 1" in check.found
 
 
-@pytest.mark.parametrize("script", ["/bin/sleep 30", "exit 9", "echo nonsense"])
-def test_probe_that_does_not_answer_is_unknown_never_well(root: Path, script: str) -> None:
-    install(root, "nvidia-smi", script)
+@pytest.mark.parametrize("seconds", [0, 9])
+def test_a_driver_that_does_not_answer_is_unknown_never_well(
+    root: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", pynvml)
+    monkeypatch.setenv("PLAYED_GPUS", json.dumps({"fault": "Unknown Error", "seconds": seconds}))
     assert devices_check(root, "cuda").status == "unknown"
 
 
-def test_driver_without_tool_is_unknown(root: Path) -> None:
+def test_driver_without_its_library_is_unknown(root: Path) -> None:
     (root / "dev" / "nvidia0").touch()
     assert devices_check(root, "cuda").status == "unknown"
 
@@ -148,8 +139,10 @@ def test_open_device_files_are_well(root: Path) -> None:
     assert check.status == "ok"
 
 
-def test_files_that_come_later_or_stand_for_others_are_not_missed(root: Path) -> None:
-    install(root, "nvidia-smi", answering("h200.nvidia-smi.csv"))
+def test_files_that_come_later_or_stand_for_others_are_not_missed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(root, "h200", monkeypatch)
     (check,) = files_checks(root, "cuda")
     assert check.status == "fail"
     (root / "dev" / "dxg").touch()
@@ -280,11 +273,12 @@ def test_check_that_cannot_be_made_is_unknown(root: Path, monkeypatch: pytest.Mo
     assert "No such file" in check.found
 
 
-def test_small_shared_memory_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_that_is_small_or_read_only_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "SHARED_MEMORY_BYTES", 1 << 60)
     check = checks.check_shared_memory()
-    assert check.status == "warn"
-    assert "--shm-size" in str(check.hint)
+    assert (check.status, "--shm-size" in str(check.hint)) == ("warn", True)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert checks.check_shared_memory().found.endswith("GiB, read-only")
 
 
 def test_lock_out_of_date_fails(root: Path) -> None:
@@ -339,13 +333,6 @@ def test_lines_say_in_words_what_colour_repeats() -> None:
     assert lines[3].strip() == "hint: buy [red]more[/red]"
     assert lines[4].split(maxsplit=2) == ["docker", "absent", "none; only for --engine docker"]
     assert lines[-1].strip() == f"hint: {'install it ' * 9}".strip()
-
-
-@pytest.mark.parametrize("width", [20, 60, 80, 120])
-def test_no_word_is_broken(width: int) -> None:
-    lines = printed(width=width)
-    assert " ".join(lines).split() == " ".join(printed(width=None)).split()
-    assert all(len(line) <= width or len(line.split()[-1]) > 30 for line in lines if width >= 60)
 
 
 def test_output_to_a_pipe_is_whole(root: Path) -> None:

@@ -113,6 +113,8 @@ def _works(state: RankState) -> bool:
 
 def _end(status: int) -> str:
     """Return an exit status in words; a negative one is a signal."""
+    if status == -signal.SIGBUS:
+        return f"signal {-status}: /dev/shm ran out; in a container --shm-size=8g"
     return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 

@@ -15,8 +15,7 @@ from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import RunError, RunInterruptedError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.processes import last_lines
-from twinrun.machine.architecture import misfit, refuse_misfit
-from twinrun.machine.inventory import detect
+from twinrun.machine.inventory import detect, misfit, refuse_misfit
 from twinrun.manifests.cluster import known_gpus
 from twinrun.manifests.stack import LoadedStack, load_stack, pins
 from twinrun.manifests.vendor import load_vendors

@@ -1,29 +1,27 @@
-"""Checks of the machine: its devices, their files, and what runs need beside GPUs."""
+"""Checks of the machine: its devices, their files, what their vendor advises, and what else runs need."""
 
 from __future__ import annotations
 
 import contextlib
 import grp
 import os
+import re
 import shlex
 import shutil
-import socket
 import stat
-import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from uv import find_uv_bin
+from packaging.version import Version
 
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import GIB
 from twinrun.machine import daemon
-from twinrun.machine.devices import Discovery
-from twinrun.machine.probes import matching_files
-from twinrun.manifests.vendor import Gpu, Vendor
+from twinrun.machine.devices import Discovery, matching_files
+from twinrun.manifests.vendor import Advice, Gpu, Vendor
 from twinrun.protocol.allocation import Device
 
 # Two ranks that import the framework, and the file cache; an estimate, so that less is only a warning.
@@ -31,7 +29,7 @@ MEMORY_BYTES = 8 * GIB
 # Collective libraries and data loaders exchange through it; container engines give 64 MiB unless told more.
 SHARED_MEMORY_BYTES = 1 * GIB
 SHARED_MEMORY = Path("/dev") / "shm"
-UV_TIMEOUT_S = 10
+_VERSION = re.compile(r"[0-9]+(?:\.[0-9]+)+")
 
 
 class HostCheck(Frozen):
@@ -46,38 +44,27 @@ class HostCheck(Frozen):
 
 
 def check_devices(vendor: Vendor, discovery: Discovery, gpus: dict[str, Gpu]) -> HostCheck:
-    """Say which GPUs of `vendor` the probes name, or why none."""
-    name, needed = f"GPUs ({vendor.name})", f"only for --vendor {vendor.name}"
+    """Say which GPUs of `vendor` its driver names, or why none."""
+    status: Literal["ok", "absent", "warn", "unknown"] = "absent"
+    found, needed, hint = f"none; {discovery}", f"only for --vendor {vendor.name}", None
     if discovery.devices:
+        needed = "a row of images/gpus.toml for each model"
         unknown = ", ".join(sorted({device.name for device in discovery.devices if device.gpu is None}))
-        return HostCheck(
-            name=name,
-            status="warn" if unknown else "ok",
-            found="; ".join([_summary(discovery.devices, gpus), *discovery.masks, *discovery.partitions]),
-            needed="a row of images/gpus.toml for each model",
-            hint=_hint_for(unknown, vendor, discovery) if unknown else None,
-        )
-    found = f"none; {discovery}"
-    failed = {result.probe for result in discovery.probes if result.status in ("failed", "timeout")}
-    if discovery.masks:
-        hint = "unset the variable, or let it name devices"
-        return HostCheck(name=name, status="warn", found=found, needed=needed, hint=hint)
-    if failed:
-        commands = [
-            f"`{shlex.join(one.command)}`" for one in vendor.probe if one.name in failed and one.command
-        ]
-        hint = f"run {' and '.join(commands)} by hand; if it fails too, `dmesg` shows the driver's messages"
-        return HostCheck(name=name, status="unknown", found=found, needed=needed, hint=hint)
-    if _driver_files(vendor):
-        hint = "install the vendor's tools beside its driver: the device files are there"
-        return HostCheck(name=name, status="unknown", found=found, needed=needed, hint=hint)
-    return HostCheck(name=name, status="absent", found="none", needed=needed)
-
-
-def _hint_for(unknown: str, vendor: Vendor, discovery: Discovery) -> str:
-    if discovery.partitions:
-        return f"`{vendor.undivide}` makes whole cards; of a part no peak is known, nor how long a run takes"
-    return f"add a row for {unknown}; without one its peak is not known, nor how long a run takes"
+        found = "; ".join([_summary(discovery.devices, gpus), *discovery.masks, *discovery.partitions])
+        status, hint = "warn" if unknown else "ok", None
+        if unknown and discovery.partitions:
+            hint = f"`{vendor.undivide}` makes whole cards; the peak of a part is not known"
+        elif unknown:
+            hint = f"add a row for {unknown}; without one its peak is not known, nor how long a run takes"
+    elif discovery.masks:
+        status, hint = "warn", "unset the variable, or let it name devices"
+    elif discovery.status == "failed":
+        status, hint = "unknown", "`dmesg` shows the driver's messages"
+    elif _driver_files(vendor):
+        status, hint = "unknown", "install the vendor's libraries; the device files are there"
+    else:
+        found = "none"
+    return HostCheck(name=f"GPUs ({vendor.name})", status=status, found=found, needed=needed, hint=hint)
 
 
 def check_device_files(vendor: Vendor, discovery: Discovery, *, grouped: bool = False) -> Iterable[HostCheck]:
@@ -98,20 +85,15 @@ def check_device_files(vendor: Vendor, discovery: Discovery, *, grouped: bool = 
     if grouped:
         given = [path for path in _found(vendor.container.groups_of) if path.stat().st_mode & 0o060 == 0o060]
         closed = [path for path in closed if path not in given]
+    status: Literal["ok", "fail"] = "fail" if missing or closed else "ok"
+    found, hint = f"{len(files)} files open to this user", None
     if missing:
-        yield HostCheck(
-            name=name,
-            status="fail",
-            found=f"missing: {', '.join(missing)}",
-            needed=needed,
-            hint="load the driver; in a container, start it with the devices: "
-            + (" ".join(f"--device={one}" for one in vendor.container.devices) or "--gpus all"),
-        )
-    if closed:
-        hint = f"{' and '.join(_remedies(closed))}, then sign in again"
-        yield HostCheck(name=name, status="fail", found=_owners(closed), needed=needed, hint=hint)
-    if not missing and not closed:
-        yield HostCheck(name=name, status="ok", found=f"{len(files)} files open to this user", needed=needed)
+        options = " ".join(f"--device={one}" for one in vendor.container.devices) or "--gpus all"
+        hint = f"load the driver; in a container, start it with the devices: {options}"
+        found = f"missing: {', '.join(missing)}"
+    elif closed:
+        found, hint = _owners(closed), f"{' and '.join(_remedies(closed))}, then sign in again"
+    yield HostCheck(name=name, status=status, found=found, needed=needed, hint=hint)
 
 
 def demand_device_files(vendor: Vendor, devices: tuple[Device, ...], *, grouped: bool) -> None:
@@ -119,16 +101,10 @@ def demand_device_files(vendor: Vendor, devices: tuple[Device, ...], *, grouped:
 
     Probes see a GPU through the driver's own files, where a run needs those that it computes through.
     """
-    found = Discovery(devices=devices, probes=())
-    for check in check_device_files(vendor, found, grouped=grouped) if devices else ():
+    for check in check_device_files(vendor, Discovery(devices=devices), grouped=grouped) if devices else ():
         if check.status == "fail":
-            raise MachineError(
-                "this user cannot compute on the GPUs",
-                place=check.name,
-                found=check.found,
-                allowed=check.needed,
-                hint=check.hint,
-            )
+            message, found, allowed = "this user cannot compute on the GPUs", check.found, check.needed
+            raise MachineError(message, place=check.name, found=found, allowed=allowed, hint=check.hint)
 
 
 def _found(patterns: Iterable[str]) -> list[Path]:
@@ -177,8 +153,11 @@ def check_memory() -> HostCheck:
 
 def check_shared_memory() -> HostCheck:
     """Compare the size of the shared-memory file system with what ranks exchange through it."""
-    hint = f"start the container with --shm-size=8g, or `sudo mount -o remount,size=8g {SHARED_MEMORY}`"
-    return _size("shared memory", shutil.disk_usage(SHARED_MEMORY).total, SHARED_MEMORY_BYTES, hint)
+    hint = f"start the container with --shm-size=8g, or `sudo mount -o remount,rw,size=8g {SHARED_MEMORY}`"
+    check = _size("shared memory", shutil.disk_usage(SHARED_MEMORY).total, SHARED_MEMORY_BYTES, hint)
+    if os.access(SHARED_MEMORY, os.W_OK):
+        return check
+    return check.model_copy(update={"status": "fail", "found": f"{check.found}, read-only", "hint": hint})
 
 
 def check_disk(name: str, folder: Path, needed_bytes: int, remedy: str) -> HostCheck:
@@ -192,48 +171,71 @@ def check_disk(name: str, folder: Path, needed_bytes: int, remedy: str) -> HostC
 
 
 def _size(name: str, found: int, needed: int, hint: str) -> HostCheck:
-    enough = found >= needed
-    return HostCheck(
-        name=name,
-        status="ok" if enough else "warn",
-        found=f"{found / GIB:.1f} GiB",
-        needed=f"{needed / GIB:.3g} GiB",
-        hint=None if enough else hint,
-    )
+    sizes = {"found": f"{found / GIB:.1f} GiB", "needed": f"{needed / GIB:.3g} GiB"}
+    if found < needed:
+        return HostCheck(name=name, status="warn", hint=hint, **sizes)
+    return HostCheck(name=name, status="ok", **sizes)
 
 
 def check_docker() -> HostCheck:
     """Ask the container engine for its version."""
     name, needed = "docker", "only for --engine docker and `invoke build`"
-    if not daemon.expected():
+    # Importing the engine's SDK takes longer than a whole plan.
+    if not os.environ.get("DOCKER_HOST") and not Path(daemon.SOCKET).exists():
         found = f"no container engine at {daemon.SOCKET}"
         return HostCheck(name=name, status="absent", found=found, needed=needed)
-    engine = os.environ.get("DOCKER_HOST") or f"unix://{daemon.SOCKET}"
     try:
-        _connect(engine)
         with contextlib.closing(daemon.connect()) as client:
             version = client.version()["Version"]
-            removed = daemon.remove_abandoned(client)
     except (MachineError, OSError) as error:
-        cause = error.found if isinstance(error, MachineError) else error.strerror or error
-        found = f"{engine}: {cause}"
+        found = f"{daemon.place()}: {error.found if isinstance(error, MachineError) else error}"
         hint = "start the engine, point DOCKER_HOST at it, join its socket's group, or use --engine venv"
         return HostCheck(name=name, status="warn", found=found, needed=needed, hint=hint)
-    cleared = f"; removed what a killed run had left: {', '.join(removed)}" if removed else ""
-    return HostCheck(name=name, status="ok", found=f"engine {version}{cleared}", needed=needed)
+    return HostCheck(name=name, status="ok", found=f"engine {version}", needed=needed)
 
 
-def _connect(engine: str) -> None:
-    """Raise the system's own error when a local engine cannot be reached; its SDK wraps it in others."""
-    if engine.startswith("unix://"):
-        with socket.socket(socket.AF_UNIX) as attempt:
-            attempt.settimeout(daemon.ANSWER_SECONDS)
-            attempt.connect(engine.removeprefix("unix://"))
+def check_advice(vendor: Vendor, discovery: Discovery, stacks: Iterable[str]) -> Iterator[HostCheck]:
+    """Hold the machine against what the vendor advises; where its driver has made no files nothing is said.
+
+    Args:
+        stacks: names of the vendor's stacks.
+    """
+    if discovery.devices and any(matching_files(pattern) for pattern in vendor.device_files):
+        yield from _driver(vendor, discovery.devices[0].driver or "", stacks)
+        for advice in vendor.advice:
+            if any(advice.gpus.search(device.gpu or "") for device in discovery.devices):
+                yield from _setting(advice)
 
 
-def check_uv() -> HostCheck:
-    """Ask uv for its version."""
-    name, needed = "uv", "for --engine venv and `invoke lock`"
-    command = [os.fspath(find_uv_bin()), "--version"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=UV_TIMEOUT_S)
-    return HostCheck(name=name, status="ok", found=answer.stdout.strip(), needed=needed)
+def _driver(vendor: Vendor, driver: str, stacks: Iterable[str]) -> Iterator[HostCheck]:
+    needs = [(name, need) for name in stacks for need in vendor.driver if need.stacks.fullmatch(name)]
+    # A driver of the kernel itself has the kernel's number, which says nothing here.
+    if needs and _VERSION.fullmatch(driver):
+        old = [(name, need) for name, need in needs if Version(driver) < Version(need.least)]
+        told = ", ".join(f"{name} needs {need.least}" for name, need in old)
+        yield HostCheck(
+            name=f"driver ({vendor.name})",
+            status="warn" if old else "ok",
+            found=f"{driver}: {told}" if old else driver,
+            needed="as new as the stacks that are run need",
+            hint=old[0][1].source if old else None,
+        )
+
+
+def _setting(advice: Advice) -> Iterator[HostCheck]:
+    if advice.file:
+        if not Path(advice.file).is_file():
+            return
+        value = Path(advice.file).read_text(encoding="utf-8", errors="replace").strip()
+    else:
+        value = os.environ.get(str(advice.variable), "")
+    fine = advice.wanted.search(value) is not None
+    wrong: Literal["warn", "absent"] = "warn" if advice.file else "absent"
+    hint = f"{advice.hint}; {advice.changes} ({advice.source})"
+    yield HostCheck(
+        name=advice.name,
+        status="ok" if fine else wrong,
+        found=value[:80] or "not set",
+        needed=advice.hint if advice.variable else advice.wanted.pattern,
+        hint=None if fine else hint,
+    )

@@ -1,16 +1,17 @@
-"""Discovery of a vendor's devices on this machine."""
+"""The devices of a vendor on this machine, as its driver tells of them, and which models they are."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import re
+import threading
 from collections.abc import Mapping, Sequence
-from itertools import groupby
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-from twinrun.foundation.errors import MachineError
 from twinrun.foundation.manifest import Frozen
-from twinrun.machine.probes import ProbedDevice, ProbeTimeoutError, available, parse_output, run_probe
 from twinrun.manifests.vendor import Gpu, Probe, Vendor
 from twinrun.protocol.allocation import Device
 
@@ -20,76 +21,121 @@ MEMORY_RATIO = (0.97, 1.09)
 _PARTS = range(2, 9)
 
 
-class ProbeResult(Frozen):
-    """The result of one probe."""
+class ProbedDevice(NamedTuple):
+    """A device as its driver tells of it; None is what that does not say."""
 
-    probe: str
-    status: Literal["answered", "absent", "failed", "timeout"]
-    """After `failed` and `timeout` the machine may have devices all the same."""
-    message: str
+    name: str
+    memory_bytes: int | None = None
+    arch: str | None = None
+    driver: str | None = None
+    unique_id: str | None = None
+    compute_units: int | None = None
 
 
 class Discovery(Frozen):
-    """The result of a vendor's probes."""
+    """What a vendor's probe found."""
 
     devices: tuple[Device, ...]
     """Those this process may use."""
-    probes: tuple[ProbeResult, ...]
+    status: Literal["answered", "absent", "failed"] = "answered"
+    """After `failed` the machine may have devices all the same."""
+    message: str = ""
     masks: tuple[str, ...] = ()
     """Variables that hide devices, and how many they leave."""
     partitions: tuple[str, ...] = ()
     """Devices that are equal parts of a card of a known model, as its partition modes make them."""
 
     def __str__(self) -> str:
-        groups = groupby(self.probes, key=lambda result: result.message)
-        messages = (f"{', '.join(one.probe for one in same)}: {message}" for message, same in groups)
-        return "; ".join([*messages, *self.masks])
+        return "; ".join([self.message, *self.masks])
 
 
 def discover(vendor: Vendor, gpus: dict[str, Gpu]) -> Discovery:
-    """Run the vendor's probes, in order, until one names devices."""
-    results: list[ProbeResult] = []
-    timed_out: set[tuple[str, ...]] = set()
-    for probe in vendor.probe:
-        program = probe.command[:1]
-        if program in timed_out:
-            continue
-        result, probed = _probe(probe)
-        results.append(result)
-        if result.status == "timeout":
-            timed_out.add(program)
-        if probed:
-            devices = [_device(index, one, vendor, gpus) for index, one in enumerate(probed)]
-            indices, masks = visible_devices([one.unique_id for one in probed], vendor.hidden_by, os.environ)
-            return Discovery(
-                devices=tuple(devices[index] for index in indices),
-                probes=tuple(results),
-                masks=tuple(masks),
-                partitions=tuple(
-                    dict.fromkeys(filter(None, (_partition(one, vendor, gpus) for one in probed)))
-                ),
-            )
-    return Discovery(devices=(), probes=tuple(results))
+    """Ask the vendor's driver for its devices."""
+    probe = vendor.probe
+    assert probe is not None
+    found: list[ProbedDevice] | None = None
+    fault: str | None = f"no answer within {probe.timeout_s:g} s"
+
+    def ask() -> None:
+        nonlocal found, fault
+        try:
+            found, fault = _from_folders(probe, probe.folders) if probe.folders else _from_library(), None
+        except Exception as error:  # whatever a driver's library or files hold
+            fault = f"answer not understood: {error!r}"
+
+    # A driver that is stuck answers never, and cannot be ended.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(probe.timeout_s)
+    if fault or found is None:
+        message = f"{probe.name}: {fault or 'not on this machine'}"
+        return Discovery(devices=(), status="failed" if fault else "absent", message=message)
+    devices = [_device(index, one, vendor, gpus) for index, one in enumerate(found)]
+    indices, masks = visible_devices([one.unique_id for one in devices], vendor.hidden_by, os.environ)
+    parts = (_partition(one, vendor, gpus) for one in found)
+    return Discovery(
+        devices=tuple(devices[index] for index in indices),
+        message=f"{probe.name}: {len(devices)} devices",
+        masks=tuple(masks),
+        partitions=tuple(dict.fromkeys(part for part in parts if part)),
+    )
 
 
-def _probe(probe: Probe) -> tuple[ProbeResult, tuple[ProbedDevice, ...]]:
-    if not available(probe):
-        return ProbeResult(probe=probe.name, status="absent", message="not on this machine"), ()
+def _from_library() -> list[ProbedDevice] | None:
+    """Return what NVML says; None where there is no such library."""
     try:
-        probed = parse_output(probe, run_probe(probe))
-    except MachineError as error:
-        message = f"{error.message} ({error.found})" if error.found else error.message
-        timeout = isinstance(error, ProbeTimeoutError)
-        return ProbeResult(probe=probe.name, status="timeout" if timeout else "failed", message=message), ()
-    return ProbeResult(probe=probe.name, status="answered", message=f"{len(probed)} devices"), probed
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError_LibraryNotFound:
+        return None
+    driver, found = nvml.nvmlSystemGetDriverVersion(), []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        arch = ".".join(map(str, nvml.nvmlDeviceGetCudaComputeCapability(handle)))
+        memory, unique = nvml.nvmlDeviceGetMemoryInfo(handle).total, nvml.nvmlDeviceGetUUID(handle)
+        found.append(ProbedDevice(nvml.nvmlDeviceGetName(handle), memory, arch, driver, unique))
+    return found
+
+
+def matching_files(pattern: str) -> list[Path]:
+    """Return the files that the absolute shell `pattern` finds, 2 before 10."""
+    return sorted(Path("/").glob(pattern.lstrip("/")), key=lambda path: (len(path.name), path.name))
+
+
+def _from_folders(probe: Probe, pattern: str) -> list[ProbedDevice] | None:
+    """Return what the kernel's files say, a folder each device; None where there is none."""
+    driver = None
+    with contextlib.suppress(OSError):
+        driver = Path(probe.driver_file).read_text(encoding="utf-8").strip() if probe.driver_file else None
+    found, folders = [], matching_files(pattern)
+    for folder in folders:
+        text = ""
+        # Devices that a container or job may not use are listed, but refuse to be read.
+        with contextlib.suppress(OSError):
+            text = "\n".join((folder / part).read_text(encoding="utf-8") for part in probe.parts)
+        facts = dict(re.findall(r"^(\w+) (\d{1,20})$", text, re.MULTILINE))
+        if all(one.fullmatch(facts.get(key, "")) for key, one in probe.where.items()):
+            units = int(facts["simd_count"]) // int(facts["simd_per_cu"])
+            unique, memory = f"0x{int(facts['unique_id']):x}", int(facts["size_in_bytes"])
+            number, arch = f"0x{int(facts['device_id']):x}", facts["gfx_target_version"]
+            found.append(ProbedDevice(number, memory, arch, driver, unique, units))
+    return found if folders else None
 
 
 def _device(index: int, probed: ProbedDevice, vendor: Vendor, gpus: dict[str, Gpu]) -> Device:
+    row = identify(probed, vendor, gpus)
     return Device(
         index=index,
-        gpu=identify(probed, vendor, gpus),
+        # The kernel knows a model by its number alone.
+        name=gpus[row].name if row and probed.name.startswith("0x") else probed.name,
+        gpu=row,
         arch=_arch(probed, vendor),
-        **probed.model_dump(exclude={"arch", "compute_units"}),
+        memory_bytes=probed.memory_bytes,
+        driver=probed.driver,
+        unique_id=probed.unique_id,
     )
 
 
@@ -99,20 +145,17 @@ def _arch(device: ProbedDevice, vendor: Vendor) -> str | None:
 
 def identify(device: ProbedDevice, vendor: Vendor, gpus: dict[str, Gpu]) -> str | None:
     """Return the identifier of the only row that `device` fits, None if none or several do."""
-    fitting = [gpu.id for gpu in gpus.values() if gpu.vendor == vendor.name and _fits(device, gpu, vendor)]
+    fitting = [gpu.id for gpu in gpus.values() if _named(device, gpu, vendor) and _fits(device, gpu)]
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _fits(device: ProbedDevice, gpu: Gpu, vendor: Vendor) -> bool:
-    return (
-        _named(device, gpu, vendor)
-        and _has_memory(device, gpu, parts=1)
-        and (None in (device.compute_units, gpu.compute_units) or device.compute_units == gpu.compute_units)
-    )
+def _fits(device: ProbedDevice, gpu: Gpu) -> bool:
+    alike = None in (device.compute_units, gpu.compute_units) or device.compute_units == gpu.compute_units
+    return alike and _has_memory(device, gpu, parts=1)
 
 
 def _named(device: ProbedDevice, gpu: Gpu, vendor: Vendor) -> bool:
-    named = any(pattern.search(device.name) for pattern in gpu.match)
+    named = gpu.vendor == vendor.name and any(pattern.search(device.name) for pattern in gpu.match)
     return named and _arch(device, vendor) in (None, gpu.arch)
 
 
@@ -126,8 +169,8 @@ def _partition(device: ProbedDevice, vendor: Vendor, gpus: dict[str, Gpu]) -> st
 
     Parts of a card have equal shares of its compute units, and share its memory or have equal shares of it.
     """
-    own = [gpu for gpu in gpus.values() if gpu.vendor == vendor.name and _named(device, gpu, vendor)]
-    if any(_fits(device, gpu, vendor) for gpu in own):
+    own = [gpu for gpu in gpus.values() if _named(device, gpu, vendor)]
+    if any(_fits(device, gpu) for gpu in own):
         return None
     for gpu in own:
         for parts in _PARTS:
@@ -135,7 +178,8 @@ def _partition(device: ProbedDevice, vendor: Vendor, gpus: dict[str, Gpu]) -> st
             if (not units or units * parts == gpu.compute_units) and (
                 _has_memory(device, gpu, parts=parts) or (units and _has_memory(device, gpu, parts=1))
             ):
-                return f"{device.name} is one of {parts} parts of {gpu.id}"
+                name = gpu.name if device.name.startswith("0x") else device.name
+                return f"{name} is one of {parts} parts of {gpu.id}"
     return None
 
 

@@ -7,61 +7,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from twinrun.foundation.errors import InputError, require_equal, require_known
 from twinrun.foundation.manifest import Frozen, load_toml
 
-KeyPaths = tuple[str, ...]
-"""Keys that hold one fact, tried in order; dots stand between nested keys."""
 PositiveNumber = Annotated[float, Field(gt=0)]
 Identifier = Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]
 
 
-class Fields(Frozen):
-    """Where a probe's output holds each fact."""
-
-    name: KeyPaths = ("name",)
-    memory: KeyPaths = ("memory",)
-    arch: KeyPaths = ("arch",)
-    driver: KeyPaths = ("driver",)
-    unique_id: KeyPaths = ("unique_id",)
-    compute_units: KeyPaths = ("compute_units",)
-
-
 class Probe(Frozen):
-    """One way to ask a machine for a vendor's devices."""
+    """How a machine is asked for devices: through NVML, a library of the driver, or the kernel's files."""
 
     name: str
-    format: Literal["csv", "json", "properties"]
-    """`properties`: files of `key value` lines, one folder for each device."""
-    command: tuple[str, ...] = ()
     timeout_s: Annotated[float, Field(gt=0)] = 30
-    columns: tuple[str, ...] = ()
-    """csv: what the columns hold, by the names of `fields`."""
-    devices: re.Pattern[str] = re.compile(".*")
-    """json: expression of the top-level keys that hold devices; every entry of a top-level list is one."""
     folders: str | None = None
-    """properties: shell pattern of the device folders."""
+    """Shell pattern of the kernel's folders of devices; null where the library is asked."""
     parts: tuple[str, ...] = ()
-    """properties: files to read in each folder."""
+    """Files to read in each folder, with lines of a key and a number."""
     where: dict[str, re.Pattern[str]] = Field(default_factory=dict)
-    """What a row must match to be a device."""
-    fields: Fields = Fields()
-    memory_unit: Annotated[int, Field(gt=0)] = 1
-    """Bytes in one unit of memory."""
-    compute_unit_parts: Annotated[int, Field(gt=0)] = 1
-    """How many of the units that the probe counts make one compute unit."""
-
-    @model_validator(mode="after")
-    def _complete(self) -> Probe:
-        needed = {"csv": ("command", "columns"), "json": ("command",), "properties": ("folders", "parts")}
-        missing = [key for key in needed[self.format] if not getattr(self, key)]
-        if missing:
-            raise ValueError(
-                f"probe `{self.name}` of format `{self.format}` also needs: {', '.join(missing)}"
-            )
-        return self
+    """What those lines must match to be of a device."""
+    driver_file: str | None = None
+    """File that holds the driver's version."""
 
 
 class Gpu(Frozen):
@@ -224,8 +191,8 @@ class Vendor(Frozen):
     """Spellings of architectures in probes, by the compiler's names."""
     runs_on: tuple[Compatibility, ...] = ()
     """Without an entry that fits, code runs on the architecture it was compiled for and no other."""
-    probe: tuple[Probe, ...] = ()
-    """Tried in order until one names a device."""
+    probe: Probe | None = None
+    """Null for the processor, which every machine has."""
 
 
 def load_gpus(root: Path) -> dict[str, Gpu]:

@@ -23,7 +23,7 @@ from twinrun.foundation.cache import prune_bytecode
 from twinrun.foundation.errors import InputError, RunInterruptedError
 from twinrun.foundation.files import sha256_of_file, write_atomically
 from twinrun.foundation.locks import locked
-from twinrun.machine.architecture import architectures_needed
+from twinrun.machine.inventory import architectures_needed
 from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Allocation, Revision
 from twinrun.results.judge import judged

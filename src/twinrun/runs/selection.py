@@ -16,8 +16,7 @@ from twinrun.foundation.cache import bytecode_folder
 from twinrun.foundation.errors import InputError, MachineError, require_known
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import duration, number
-from twinrun.machine.architecture import misfit, refuse_misfit
-from twinrun.machine.inventory import detect, processor
+from twinrun.machine.inventory import detect, misfit, processor, refuse_misfit
 from twinrun.manifests.cluster import LoadedSite, load_site
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.stack import LoadedStack
