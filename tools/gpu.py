@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import shlex
 import signal
 import subprocess
@@ -110,7 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stack in dict.fromkeys(plans[one]["printed"]["plan"]["stack"] for one in taken):
         steps.append(perform((*INVOKE, "doctor", "--stack", stack, "--json"), PREPARING))
     done = {one: perform((*INVOKE, *runs[one]), given.minutes) for one in taken}
-    hide = HiddenNames([platform.node()])
+    records = [step["printed"]["record"] for step in done.values() if "record" in step["printed"]]
+    hosts = [json.loads(Path(one).read_text())["allocation"]["nodes"] for one in records]
+    hide = HiddenNames(host for nodes in hosts for host in nodes)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, create_model
+
+# Models take the texts below their fields only where they are asked to.
+os.environ["TWINRUN_DESCRIBE"] = "1"
 
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.text import markdown_table

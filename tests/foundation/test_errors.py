@@ -38,10 +38,10 @@ def test_all_parts_are_told_in_order() -> None:
 
 @pytest.mark.parametrize(
     ("word", "nearest"),
-    [("h100", "h100-80gb"), ("h200", None), ("h20", "h200"), ("lr", "learning_rate"), ("", None)],
+    [("h100", "h100-80gb"), ("h200", None), ("h20", "h200"), ("lr", "optimizer.learning_rate"), ("", None)],
 )
 def test_the_nearest_name_begins_with_the_word_that_was_typed(word: str, nearest: str | None) -> None:
-    names = [name for name in ("h200", "h100-80gb", "learning_rate") if name != word]
+    names = [name for name in ("h200", "h100-80gb", "optimizer.learning_rate") if name != word]
     said = closest(word, names) if nearest else closest(word, ["mi250"])
     assert said == (f"did you mean `{nearest}`?" if nearest else None)
 

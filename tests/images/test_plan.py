@@ -15,7 +15,7 @@ import pytest
 from tests.goldens import check_entry, check_golden, laid_out, shortened
 from tests.tiny_stack import ROOT, STACK, Checkout, digest, make_checkout, wheel
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.foundation.text import redacted
+from twinrun.foundation.redaction import redacted
 from twinrun.images.command import BuildRequest, plan_request
 from twinrun.images.context import Context, collect
 from twinrun.images.plan import choose_stack, plan_build

@@ -138,7 +138,7 @@ def _is_refusal(error: OSError) -> bool:
 def _fault(error: BaseException) -> TwinrunError:
     """Write the traceback to a file of its own and return what to say of it."""
     head = f"twinrun {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
-    hide = HiddenNames([platform.node()])
+    hide = HiddenNames()
     text = hide.text("".join((head, f"{shlex.join(sys.argv)}\n", *traceback.format_exception(error))))
     found = hide.text(f"{type(error).__name__}: {error}")
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from twinrun.execution.engine import PYTHON, Command, Engine
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.manifest import Frozen
-from twinrun.foundation.text import without_credentials
+from twinrun.foundation.redaction import without_credentials
 from twinrun.manifests.stack import LoadedStack, normalise, pins
 
 # Standard library only: it runs in every environment, whatever is installed there.

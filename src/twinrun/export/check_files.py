@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from junitparser import Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from twinrun.foundation.files import write_atomically
-from twinrun.foundation.redaction import cleaned
-from twinrun.foundation.text import without_credentials
+from twinrun.foundation.redaction import cleaned, leaving
 from twinrun.protocol.checks import HEALTH_FILE, TEXTFILE, Health, NodeCheck, failed_nodes, textfile
 from twinrun.protocol.measurements import Check
 from twinrun.results.judged import Judged
@@ -48,7 +47,7 @@ def _junit(record: Judged) -> str:
 
 def _printable(text: str) -> str:
     """Return `text` without credentials and without what XML cannot hold."""
-    clean = without_credentials(text)
+    clean = leaving(text)
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in clean)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.foundation.text import without_credentials
+from twinrun.foundation.redaction import leaving
 from twinrun.report.words import headline
 from twinrun.results.judged import Judged, hardware
 from twinrun.results.reading import FinishedRun
@@ -118,7 +118,7 @@ def _point(record: Judged, point: MeasuredPoint, shared: Mapping[str, str], end:
     own = {"point": point.id, "nodes": str(point.nodes), "devices": str(point.devices), **point.facts}
     return TrackedPoint(
         id=point.id,
-        parameters={name: without_credentials(value) for name, value in {**shared, **own}.items()},
+        parameters={name: leaving(value) for name, value in {**shared, **own}.items()},
         series=(*known, *stepped),
         numbers={f"{NUMBER_PREFIX}{one.id}": one.median for one in point.measurements},
         began=ended[-1] - seconds.get(1, 0.0),

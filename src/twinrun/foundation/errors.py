@@ -130,6 +130,7 @@ _ELSEWHERE = {
     "num_gpus": "devices",
     "nnodes": "nodes",
     "num_nodes": "nodes",
+    "lr": "optimizer.learning_rate",
     "wd": "optimizer.weight_decay",
 }
 
@@ -150,27 +151,9 @@ def closest(word: str, choices: Iterable[str], *, also: Mapping[str, str] | None
     low = word.lower()
     told = [(also or {}).get(low), elsewhere(low)]
     near = [name for name in (low, *told) if name and name.lower() in names]
-    near = near or [name for name in names if _abbreviates(low, name)] or _begins(low, names)
+    near = near or [name for name in names if low and re.match(rf"{re.escape(low)}[-_.]", name)]
     near = near or difflib.get_close_matches(low, names, n=1)
     return f"did you mean `{names[near[0].lower()]}`?" if near else None
-
-
-def _begins(word: str, names: Iterable[str]) -> list[str]:
-    """Return the names of which `word` is the first part, as `h100` is of `h100-80gb`."""
-    return [name for name in names if re.match(rf"{re.escape(word)}[-_.]", name)] if word else []
-
-
-def _abbreviates(word: str, name: str) -> bool:
-    """Say whether `word` has the initials of `name`, as `lr` has of `optimizer.learning_rate`."""
-    short, long = word.split("."), name.split(".")[-word.count(".") - 1 :]
-    if len(short) != len(long) or short == long:
-        return False
-    pairs = zip(short, long, strict=True)
-    return all(a == b or (len(a) > 1 and a == _initials(b)) for a, b in pairs)
-
-
-def _initials(name: str) -> str:
-    return "".join(part[:1] for part in re.split(r"[-_]", name))
 
 
 def _inline(value: object) -> str:

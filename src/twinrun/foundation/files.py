@@ -9,7 +9,8 @@ import json
 import os
 import shutil
 import stat
-import tempfile
+import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -40,8 +41,7 @@ def write_together(texts: Mapping[Path, str]) -> None:
     written: list[str] = []
     try:
         for path, text in texts.items():
-            staged[path] = _temporary(path)
-            _write(staged[path], text)
+            staged[path] = _stage(path, text)
         # All content is on the disk: from here on only names change, which needs no space.
         for path, temporary in staged.items():
             temporary.replace(path)
@@ -100,20 +100,20 @@ def cannot_write(error: OSError, path: Path | str, *, kept: str) -> MachineError
     return MachineError(f"cannot write: {reason}", place=str(path), hint=f"{remedy}; {kept}")
 
 
-def _temporary(path: Path) -> Path:
+def _stage(path: Path, text: str) -> Path:
+    """Write a text beside its place, readable by whom the user's own new files are, and return where."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(descriptor)
-    return Path(name)
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    # mkstemp makes the file private; results are meant to be read by others.
-    path.chmod(0o644)
+    draft = path.with_name(f".{path.name[:200]}.{uuid.uuid4().hex}")
+    try:
+        with draft.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    return draft
 
 
 class IrregularFileError(OSError):
@@ -220,19 +220,6 @@ def sha256_of_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _demand_shallow(text: str | bytes) -> None:
-    """Raise RecursionError for brackets that nest deeper than 200.
-
-    Python's own parser counts against the interpreter's limit. Where a library has raised that, 100,000
-    brackets end the process by a segmentation fault, as was seen in Python 3.11.
-    """
-    try:
-        from_json(text)
-    except ValueError as error:
-        if "recursion limit" in str(error):
-            raise RecursionError("brackets nest deeper than 200") from None
-
-
 def parse_json(text: str | bytes) -> Any:
     """Return what a JSON text says; what two readers could understand in two ways is refused.
 
@@ -240,15 +227,20 @@ def parse_json(text: str | bytes) -> Any:
         ValueError: not JSON, a key that stands twice in one table, or half a character, which no file holds.
         RecursionError: hundreds of brackets, one in another.
     """
-    _demand_shallow(text)
+    # Python's own parser counts against the interpreter's limit. Where a library has raised that, 100,000
+    # brackets end the process by a segmentation fault, as was seen in Python 3.11.
+    try:
+        from_json(text)
+    except ValueError as error:
+        if "recursion limit" in str(error):
+            raise RecursionError("brackets nest deeper than 200") from None
     data = json.loads(text, object_pairs_hook=_table)
     # Only an escape can bring half a character in: JSON itself is UTF-8.
     if _HALF in (text.lower() if isinstance(text, bytes) else text.lower().encode(errors="replace")):
-        for key, value in leaves(data):
-            if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
-                raise ValueError(
-                    f"{key.encode(errors='backslashreplace').decode()}: half a character, {value!a}"
-                )
+        try:
+            canonical_json(data).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"half a character, {error.object[error.start]!a}") from None
     return data
 
 
@@ -272,8 +264,7 @@ _HALF = b"\\ud"
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in table if names.count(name) > 1)
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"the key {twice!r} stands twice")
     return table
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import csv
-import inspect
 import json
+import os
 import re
-import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -24,42 +21,11 @@ from twinrun.foundation.files import IrregularFileError, parse_json, read_regula
 MAX_MANIFEST_BYTES = 1_000_000
 MAX_KEY_PARTS = 32
 _LONG_KEY = re.compile(
-    r"""(?<![\w\-"'.])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)"""
+    r"""(?<![\w\-"'.])(?:(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)"""
     rf"{{{MAX_KEY_PARTS}}}"
 )
 # Programs write larger files: records of long runs, with their curves, are a few megabytes.
 MAX_JSON_BYTES = 256_000_000
-
-
-def _describe(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    """Describe the fields of a JSON Schema by the texts below them in the source.
-
-    Here, because pydantic's own `use_attribute_docstrings` reads the source whenever a model is defined,
-    which costs a command a quarter of a second.
-    """
-    for base in reversed(model.__mro__):
-        if issubclass(base, Frozen) and base.__module__ != __name__:
-            for name, text in _texts_of(base):
-                key = model.model_fields[name].alias or name
-                schema["properties"][key]["description"] = text
-
-
-def _texts_of(model: type) -> Iterator[tuple[str, str]]:
-    """Yield each field that `model` itself defines and that has a text below it."""
-    try:
-        source = inspect.getsource(model)
-    except OSError:
-        # Made while the program runs, of others that have one.
-        return
-    (definition,) = ast.parse(textwrap.dedent(source)).body
-    assert isinstance(definition, ast.ClassDef)
-    for field, below in pairwise(definition.body):
-        match field, below:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name)),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ) if name in model.model_fields:  # type: ignore[attr-defined]
-                yield name, inspect.cleandoc(text)
 
 
 class Frozen(BaseModel):
@@ -72,7 +38,8 @@ class Frozen(BaseModel):
         strict=True,
         allow_inf_nan=False,
         defer_build=True,
-        json_schema_extra=_describe,
+        # That reads the source of each model, for schemas alone.
+        use_attribute_docstrings="TWINRUN_DESCRIBE" in os.environ,
     )
 
 

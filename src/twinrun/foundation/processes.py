@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from twinrun.foundation.errors import MachineError, RunError, TwinrunError
-from twinrun.foundation.text import redacted
+from twinrun.foundation.redaction import without_credentials
 
 # A rank needs a moment to close its process group; torchrun waits 30 s before it kills, we do not.
 GRACE_SECONDS = 10.0
@@ -149,25 +149,17 @@ def read_output(
         RunError: it failed or took too long; the message holds its last lines.
     """
     try:
-        done = subprocess.run(
-            list(arguments),
-            env=os.environ | dict(variables),
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            # Not the locale's: what a child prints has no encoding that we could know.
-            encoding="utf-8",
-            errors="replace",
-            timeout=seconds,
-            check=False,
+        return tool_output(
+            arguments,
+            failure="the command failed",
+            place=" ".join(arguments[:4]),
+            error=RunError,
+            variables=variables,
+            folder=folder,
+            seconds=seconds,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RunError(f"cannot run: {error}", place=arguments[0]) from None
-    if done.returncode:
-        raise RunError(
-            "the command failed", place=" ".join(arguments[:4]), found=last_lines(done.stderr or done.stdout)
-        )
-    return done.stdout
+    except MachineError as error:
+        raise RunError(error.message, place=error.place) from None
 
 
 def tool_output(
@@ -182,6 +174,7 @@ def tool_output(
     variables: Mapping[str, str] | None = None,
     folder: Path | None = None,
     umask: int = -1,
+    seconds: float | None = None,
 ) -> str:
     """Run a tool of this machine to its end and return its standard output.
 
@@ -200,14 +193,18 @@ def tool_output(
             cwd=folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            # Not the locale's: what a child prints has no encoding that we could know.
+            encoding="utf-8",
+            errors="replace",
             umask=umask,
+            timeout=seconds,
             check=False,
         )
-    except OSError as refused:
-        raise MachineError(f"cannot start: {refused.strerror}", place=arguments[0], hint=absent) from None
+    except (OSError, subprocess.TimeoutExpired) as refused:
+        said = getattr(refused, "strerror", None) or str(refused)
+        raise MachineError(f"cannot start: {said}", place=arguments[0], hint=absent) from None
     if done.returncode and failure:
-        found = redacted(last_lines(done.stderr or done.stdout, 8))
+        found = last_lines(done.stderr or done.stdout)
         raise error(failure, place=place, found=found, allowed=allowed, hint=hint)
     return done.stdout
 
@@ -220,7 +217,8 @@ def end_of(log: Path) -> str:
 
 
 def last_lines(text: str, count: int = 15) -> str:
-    """Return the last lines of `text` that are not blank, each on a line of its own, long ones cut."""
-    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    shown = [line if len(line) <= _LINE else f"{line[:_LINE]} ..." for line in lines[-count:]]
-    return "\n    ".join(["", *shown])
+    """Return the last lines of `text` that are not blank, long ones cut, and without credentials."""
+    lines = [line.rstrip()[: 4 * _LINE] for line in text.splitlines() if line.strip()][-count:]
+    shown = without_credentials("\n".join(lines)).splitlines()
+    cut = [line if len(line) <= _LINE else f"{line[:_LINE]} ..." for line in shown]
+    return "\n    ".join(["", *cut])

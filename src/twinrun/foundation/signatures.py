@@ -66,10 +66,8 @@ def _signers_text(signers: Path) -> str:
         if isinstance(error, FileNotFoundError) and _VARIABLE not in os.environ:
             return ""
         hint = f"${_VARIABLE} names the file, or it is {_SIGNERS} of the checkout"
-        found = error.strerror or str(error)
-        raise InputError(
-            "the signers cannot be read", place=str(signers), found=found, allowed="a file", hint=hint
-        ) from None
+        message, found = "the signers cannot be read", error.strerror
+        raise InputError(message, place=str(signers), found=found, allowed="a file", hint=hint) from None
 
 
 def signature_of(digest: str, *, key: Path) -> str:
@@ -147,32 +145,23 @@ def _demand_valid(said: str, *, place: str, signers: Path) -> None:
         one.removeprefix(f"{signers}:") for one in said.splitlines() if one.startswith(f"{signers}:")
     ):
         if "expired" in line or "not yet valid" in line:
-            raise InputError(
+            message, hint = (
                 "the key was not valid when it signed",
-                place=place,
-                found=f"line {line}",
-                allowed=f"a key that {signers} has as valid",
-                hint="get a signature by a valid key, or change the dates of the line",
+                f"change the dates in {signers}",
             )
+            raise InputError(message, place=place, found=f"line {line}", hint=hint)
         raise InputError("not a line of a signer", place=str(signers), found=f"line {line}")
 
 
 def _ssh_keygen(action: str, *arguments: str, digest: str) -> subprocess.CompletedProcess[str]:
+    command, text = ["ssh-keygen", "-Y", action, *arguments], f"{digest}\n".encode()
     try:
-        return subprocess.run(
-            ["ssh-keygen", "-Y", action, *arguments],
-            input=f"{digest}\n",
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SECONDS,
-            check=False,
-        )
+        done = subprocess.run(command, input=text, capture_output=True, timeout=_SECONDS, check=False)
     except OSError as error:
-        raise MachineError(
-            f"cannot start ssh-keygen: {error.strerror}", hint="signatures need OpenSSH 8.9 or newer"
-        ) from None
+        hint = "signatures need OpenSSH 8.9 or newer"
+        raise MachineError(f"cannot start ssh-keygen: {error.strerror}", hint=hint) from None
     except subprocess.TimeoutExpired:
-        raise MachineError(
-            "ssh-keygen does not answer", hint="add the key to an agent: ssh-add KEY"
-        ) from None
+        hint = "add the key to an agent: ssh-add KEY"
+        raise MachineError("ssh-keygen does not answer", hint=hint) from None
+    out, said = (one.decode(errors="replace") for one in (done.stdout, done.stderr))
+    return subprocess.CompletedProcess(command, done.returncode, out, said)

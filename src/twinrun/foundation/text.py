@@ -1,22 +1,12 @@
-"""Text for people: numbers in words, the same on every surface, and no secrets."""
+"""Text for people: numbers in words, the same on every surface."""
 
 from __future__ import annotations
 
 import codecs
-import os
 import re
 from collections.abc import Iterable, Sequence
 
 GIB, MIB, TERA = 1 << 30, 1 << 20, 1e12
-_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/?#\s]+@")
-# An address with a host; a key is no address.
-_HOST = re.compile(
-    r"(?P<scheme>https?://)(?:[^/?#\s]*@)?(?P<host>(?:[\w.-]+|\[[\da-f:.]+\])(?::\d+)?)(?=[/?#]|$)",
-    re.IGNORECASE,
-)
-_NAME = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|PROXY|INDEX", re.IGNORECASE)
-# A shorter value is more likely a word of the log.
-_SHORTEST = 6
 # Handler of errors, for streams whose encoding lacks a character: what looks or means alike, else `?`.
 LIKENESS = "twinrun-likeness"
 _ALIKE = dict(zip("✓✗≠○·\N{MULTIPLICATION SIGN}µ…→", "+x~o-xu.>", strict=True))
@@ -68,43 +58,6 @@ _UNSEEN = re.compile(
 def visible(text: str) -> str:
     """Return `text` with what a terminal or a browser would obey, and not show, written as its number."""
     return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
-
-
-# How keys of well known services begin, a token in three parts, and a private key in its armour.
-_CREDENTIAL = re.compile(
-    r"\b(?:sk|pk|rk|gh[a-z]|github_pat|glpat|hf|xox[a-z]|npm|pypi|dckr_pat|wandb_v1)[-_][\w-]{8,}"
-    r"|\bA[KS]IA[0-9A-Z]{12,}|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|$)"
-    r"|(?P<name>(?i:(?:(?<!per-)token|secret|passw(?:or)?d|credential|(?:api|access|private)[-_]?key)(?![a-z])(?:_\w+)?"
-    r"['\"]?\s*[=:]\s*['\"]?(?!null|none|true|false)"
-    r"|--[\w-]*(?:token|secret|passw(?:or)?d|key)\s+|\b(?:bearer|basic)\s+))[^\s,;&'\"]+",
-    re.DOTALL,
-)
-# A run of letters and digits that no person typed; digests of files, which are no secret, are longer.
-_RANDOM = re.compile(r"(?<![\w/+-])(?=[\w+=]*\d)(?=[\w+=]*[a-z])(?=[\w+=]*[A-Z])[\w+=]{24,}(?![\w/-])")
-
-
-def without_credentials(text: str) -> str:
-    """Return `text` without what looks like a password, a token or a key, wherever it came from."""
-    hidden = _CREDENTIAL.sub(lambda found: f"{found['name'] or ''}***", redacted(text))
-    return _RANDOM.sub("***", hidden)
-
-
-def redacted(text: str) -> str:
-    """Return `text` without the secrets of this process's environment; hosts of addresses stay."""
-    secrets = {value for name, value in os.environ.items() if _NAME.search(name) and len(value) >= _SHORTEST}
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, host_alone(secret))
-    return _ADDRESS.sub(r"\g<scheme>***@", text)
-
-
-def host_alone(address: str) -> str:
-    """Return scheme and host of an address: user, password, path and query may be secrets."""
-    found = _HOST.match(address)
-    if found is None:
-        return "***"
-    host = f"{found['scheme']}{found['host']}"
-    return host if host == address.rstrip("/") else f"{host}/***"
 
 
 def _alike(error: UnicodeError) -> tuple[str, int]:

@@ -18,7 +18,7 @@ from twinrun.foundation.errors import InputError, RunError, RunInterruptedError
 from twinrun.foundation.files import canonical_json, parse_json, sha256_of_file, write_atomically
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.processes import LocalProcess, end_of, last_lines
-from twinrun.foundation.text import redacted
+from twinrun.foundation.redaction import redacted
 from twinrun.history.path import RunState
 from twinrun.history.sides import LOCK, STACKS
 from twinrun.manifests.locks import python_lock_text

@@ -22,7 +22,7 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.foundation.locks import locked_folder
 from twinrun.foundation.processes import tool_output
-from twinrun.foundation.text import redacted
+from twinrun.foundation.redaction import redacted
 from twinrun.manifests.locks import SystemPackage
 
 # Folder of the cache that has every package that was fetched, by checksum.

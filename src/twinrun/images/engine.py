@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.processes import last_lines
-from twinrun.foundation.text import redacted
+from twinrun.foundation.redaction import redacted
 from twinrun.machine import daemon
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from twinrun.foundation.errors import InputError, MachineError, require_known
 from twinrun.foundation.files import write_together
 from twinrun.foundation.manifest import Frozen
-from twinrun.foundation.text import host_alone
+from twinrun.foundation.redaction import host_alone
 from twinrun.images.apt_archive import open_archive
 from twinrun.images.resolution import existing_lock, resolve_python, resolve_system
 from twinrun.images.root_filesystem import make_root

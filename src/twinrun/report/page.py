@@ -14,7 +14,8 @@ from markupsafe import Markup
 from twinrun.foundation import text
 from twinrun.foundation.errors import require_equal
 from twinrun.foundation.files import write_atomically
-from twinrun.foundation.text import visible, without_credentials
+from twinrun.foundation.redaction import leaving
+from twinrun.foundation.text import visible
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
@@ -137,7 +138,7 @@ def figure_text(picture: Picture) -> str:
 def _shown(value: object) -> object:
     """Return a value of a page: a text has no credential, and what a browser would obey as its number."""
     plain = isinstance(value, str) and not isinstance(value, Markup)
-    return visible(without_credentials(str(value))) if plain else value
+    return visible(leaving(str(value))) if plain else value
 
 
 @cache

@@ -21,7 +21,7 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import cannot_write, sha256_of_file, write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.foundation.processes import tool_output
-from twinrun.foundation.text import redacted
+from twinrun.foundation.redaction import redacted
 from twinrun.protocol.evaluation import PackageSource
 
 LISTING = "files.json"
