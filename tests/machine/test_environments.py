@@ -80,7 +80,7 @@ def remove_marker(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
-        (remove_interpreter, "its interpreter fails: cannot run: [Errno 2] No such file or directory"),
+        (remove_interpreter, "its interpreter fails: cannot start: No such file or directory"),
         (break_interpreter, "its interpreter fails: libpython3.11.so: cannot open"),
         (change_version, "not as locked: whole-package"),
         (remove_all_packages, "not as locked: whole-package"),
@@ -93,7 +93,7 @@ def test_broken_environment_is_named(
     damage(environment)
     diagnosis = diagnose(root)
     check = named(diagnosis, "environment (plain)")
-    assert check.found.startswith(found)
+    assert check.found == found
     assert named(diagnosis, "environments").found == "0 of 1 made"
     # An engine makes an unfinished environment again by itself; it trusts one that is marked as complete.
     if damage is remove_marker:
