@@ -70,7 +70,7 @@ def judged(clocks: Mapping[str, float], reading: PowerReading) -> str:
     said = f"clocks under load: {shown}; {table}"
     if len(clocks) < LEAST_NODES:
         return f"{said}; {len(clocks)} of the {LEAST_NODES} devices that a comparison needs"
-    if found := slow(clocks):
+    if found := slow({name: [mhz] for name, mhz in clocks.items()}):
         raise CheckError(f"clocked below its peers: {', '.join(found)}; {said}", remedy=REMEDY)
     if peak and max(clocks.values()) < peak:
         # A power limit makes any fixed threshold a guess: arXiv 2512.08242.

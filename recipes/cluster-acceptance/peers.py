@@ -20,6 +20,8 @@ NORMAL = 1.4826
 LEAST_SHARE = 0.15
 # Two peers say little about how much alike nodes differ.
 FEW_PEERS, FEW_SHARE = 2, 0.5
+# However much peers differ, a node below a fifth of what they reach is slow.
+MOST_SHARE = 0.8
 TEXT_BYTES = 4096
 
 
@@ -68,32 +70,33 @@ def unlike(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if json.dumps(value) != usual}
 
 
-def slow(values: Mapping[str, float], *, share: float = LEAST_SHARE) -> dict[str, float]:
-    """Return the nodes whose value is below those of their peers, by the median absolute deviation.
+def slow(samples: Mapping[str, Sequence[float]], *, share: float = LEAST_SHARE) -> dict[str, float]:
+    """Return the best of each node that even so is below what its peers reach while they are disturbed.
 
     Args:
+        samples: of each node, measured in turns: other work on a node widens what it reaches, and what that
+            explains is no fault. A peer counts by its lower quartile, and peers by their median.
         share: of the peers' median, by which alike nodes may differ; more where there are few.
     """
-    return {
-        name: value
-        for name, value in values.items()
+    usual = {name: sorted(values)[len(values) // 4] for name, values in samples.items()}
+    found = {}
+    for name, values in samples.items():
         # Of the others: a slow node among few would widen its own allowance.
-        if value < _least([other for peer, other in values.items() if peer != name], share)
-    }
+        peers = [value for peer, value in usual.items() if peer != name]
+        median = statistics.median(peers)
+        deviation = NORMAL * statistics.median(abs(value - median) for value in peers)
+        allowed = max(share, FEW_SHARE) if len(peers) <= FEW_PEERS else share
+        allowed = min(max(DEVIATIONS * deviation, allowed * median), MOST_SHARE * median)
+        if max(values) < median - allowed:
+            found[name] = max(values)
+    return found
 
 
-def _least(peers: Sequence[float], share: float) -> float:
-    median = statistics.median(peers)
-    deviation = NORMAL * statistics.median(abs(value - median) for value in peers)
-    allowed = max(share, FEW_SHARE) if len(peers) <= FEW_PEERS else share
-    return median - max(DEVIATIONS * deviation, allowed * median)
-
-
-def demand_peers(values: Mapping[str, float], what: str) -> None:
+def demand_peers(samples: Mapping[str, Sequence[float]], what: str) -> None:
     """Raise UndecidedError where there are too few nodes to compare; what was measured is said."""
-    if len(values) < LEAST_NODES:
-        measured = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+    if len(samples) < LEAST_NODES:
+        measured = ", ".join(f"{name} {max(values):.4g}" for name, values in samples.items()) or "none"
         raise UndecidedError(
-            f"{len(values)} of the {LEAST_NODES} nodes that a comparison needs; {what}: {measured or 'none'}",
+            f"{len(samples)} of the {LEAST_NODES} nodes that a comparison needs; {what}: {measured}",
             remedy=f"run it on {LEAST_NODES} nodes or more, or judge the number by the link's data sheet",
         )

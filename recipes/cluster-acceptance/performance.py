@@ -17,7 +17,7 @@ from twinrun.train.checks import CheckError
 # A pair for which the first take long is as slow as they say, and no more is sent.
 LARGE, SMALL = ((1 << 20, 1), (16 << 20, 5)), ((8, 50),)
 LONG_SECONDS = 0.1
-# What looks slow is measured again, and the best counts: other work on a node passes, a bad link stays.
+# What looks slow is measured again, all nodes in turns: other work on a node passes, a bad link stays.
 ROUNDS = 8
 # Small messages take different ways through switches; what is wrong takes many times as long.
 LATENCY_SHARE = 0.5
@@ -54,16 +54,15 @@ def collective_performance(job: ChecksJob) -> None:
 def _compare(
     job: ChecksJob, move: Move, messages: Messages, what: str, *, share: float = LEAST_SHARE
 ) -> None:
-    device = join_once(job)
-    rates: dict[str, float] = {}
+    device, samples = join_once(job), dict[str, list[float]]()
     for _ in range(ROUNDS):
         for name, rate in measured(device, move, messages).items():
-            rates[name] = max(rate, rates.get(name, 0.0))
-        demand_peers(rates, what)
+            samples.setdefault(name, []).append(rate)
+        demand_peers(samples, what)
         # All ranks have the same rates, so all measure again or none.
-        if not (found := slow(rates, share=share)):
+        if not (found := slow(samples, share=share)):
             return
-    median = statistics.median(rates.values())
+    median = statistics.median(max(values) for values in samples.values())
     shown = ", ".join(f"{name} {value:.3g}" for name, value in found.items())
     raise CheckError(f"{what}: {shown}, peers {median:.3g}", remedy=REMEDY, nodes=list(found))
 

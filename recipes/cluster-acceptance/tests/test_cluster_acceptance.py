@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import random
 import stat
 import sys
 import tomllib
@@ -272,15 +273,39 @@ def test_the_clocks_of_a_played_node_are_those_under_load(monkeypatch: pytest.Mo
 
 def test_the_slow_one_of_alike_peers_is_found() -> None:
     peers = importlib.import_module("peers")
-    alike = {f"node-{place}": 10 + place / 100 for place in range(8)}
-    assert not peers.slow(alike)
-    assert set(peers.slow(alike | {"node-3": 8.0})) == {"node-3"}
+
+    def slow(**values: float) -> set[str]:
+        return set(peers.slow({name: [value] for name, value in values.items()}))
+
+    alike = {f"node{place}": 10 + place / 100 for place in range(8)}
+    assert not slow(**alike)
+    assert slow(**alike | {"node3": 8.0}) == {"node3"}
     # Two peers say little, so that it takes half of what they have.
-    assert not peers.slow({"a": 1.0, "b": 1.0, "c": 0.6})
-    assert set(peers.slow({"a": 1.0, "b": 1.1, "c": 0.4})) == {"c"}
-    peers.demand_peers({"a": 1.0, "b": 1.0, "c": 1.0}, "GB/s")
+    assert not slow(a=1.0, b=1.0, c=0.6)
+    assert slow(a=1.0, b=1.1, c=0.4) == {"c"}
+    peers.demand_peers({"a": [1.0], "b": [1.0], "c": [1.0]}, "GB/s")
     with pytest.raises(UndecidedError, match="2 of the 3 nodes"):
-        peers.demand_peers({"a": 1.0, "b": 1.0}, "GB/s")
+        peers.demand_peers({"a": [1.0], "b": [1.0]}, "GB/s")
+
+
+@pytest.mark.parametrize("disturbed", [0.3, 0.6, 0.9])
+def test_what_other_work_explains_is_no_fault(disturbed: float) -> None:
+    """Alike nodes that are kept busy: a round measures a share of them at a fraction of their rate."""
+    peers, draw, rounds = importlib.import_module("peers"), random.Random(7), 8
+    alarms = found = 0
+    for _ in range(300):
+        samples: dict[str, list[float]] = {f"node-{place}": [] for place in range(3)}
+        bad: dict[str, list[float]] = {name: [] for name in samples}
+        accused = caught = True
+        for _ in range(rounds):
+            for name, own in samples.items():
+                rate = 0.8 * (draw.uniform(0.1, 0.7) if draw.random() < disturbed else draw.uniform(0.9, 1.0))
+                own.append(rate)
+                bad[name].append(rate * (0.02 if name == "node-2" else 1))
+            # As soon as the spread explains it, nothing is measured any more.
+            accused, caught = accused and bool(peers.slow(samples)), caught and bool(peers.slow(bad))
+        alarms, found = alarms + accused, found + caught
+    assert (alarms, found) == (0, 300)
 
 
 def test_the_checks_are_those_of_the_publication() -> None:

@@ -13,7 +13,6 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.planning.configuration import differences_of_plan
 from twinrun.planning.plan import Plan
 from twinrun.planning.project import Project
-from twinrun.predict.point import PointPrediction
 from twinrun.protocol.allocation import NodeDevice, NodeReport
 from twinrun.results.record import SENT_IN, Environment, Record
 from twinrun.results.verdicts import Verdict
@@ -118,12 +117,6 @@ class Judged:
         """Return the point called `name`, if the run has it."""
         return next((point for point in self.points if point.id == name), None)
 
-    def predicted(self) -> dict[str, PointPrediction]:
-        """Return what was predicted of the attempt that ran at each point."""
-        found = ((point.id, one) for point in self.points for one in point.planned.predicted)
-        attempts = {point.id: len(point.attempts) for point in self.points}
-        return {name: one for name, one in found if one.attempt == attempts[name]}
-
     @cached_property
     def view(self) -> RecordView:
         """The record as its workload shows it."""
@@ -135,7 +128,6 @@ class Judged:
             part=self.plan.part,
             gpu=self.gpu,
             points=self.points,
-            predicted=self.predicted(),
             differences=self.differences,
         )
 

@@ -14,10 +14,8 @@ from twinrun.workloads.workload import ControlledCurve, MeasuredPoint
 
 # A curve is held over all of its steps, and over the first ones, where rounding has not grown yet.
 FIRST = 100
-# Student's t at 99.9 %, one-sided, times the root of 1 + 1 / n, by the number n of control runs. Distances
-# whose logarithms have longer tails than normal stay below it 98 times of 100, in both windows together.
-REACH = {8: 5.08, 9: 4.74, 10: 4.51, 11: 4.33, 12: 4.19}
-LEAST_CONTROLS = min(REACH)
+# Control runs that differ from the run, fewer of which make no envelope.
+LEAST_CONTROLS = 8
 # An origin that may differ in its last bits from one kind of hardware to another.
 WEIGHTS = "initial weights"
 # The digest that two points share when they worked through the same samples in the same order, and of what.
@@ -53,14 +51,9 @@ class Window(Frozen):
         envelope has it: where the bound or the last place of fp32 makes the envelope, it follows from those.
         """
         middle = statistics.mean(math.log(max(one, RESOLUTION)) for one in self.controls)
-        middle = min(middle, math.log(self.envelope) - 1e-9)
-        count = min(len(self.controls), max(REACH))
-        quantile = REACH[count] / math.sqrt(1 + 1 / count)
-        return (
-            quantile
-            * (math.log(max(self.distance, RESOLUTION)) - middle)
-            / (math.log(self.envelope) - middle)
-        )
+        end = math.log(self.envelope)
+        middle, quantile = min(middle, end - 1e-9), _quantile(len(self.controls))
+        return quantile * (math.log(max(self.distance, RESOLUTION)) - middle) / (end - middle)
 
     @property
     def share(self) -> float:
@@ -126,12 +119,20 @@ def envelope_of(distances: Sequence[float], *, finest: float = FINEST) -> float:
     """Return what a further control run stays below, 999 times of 1000.
 
     Distances grow by factors, so their logarithms are taken for normal; no envelope is below `finest`, and
-    distances below a quarter of it are not told apart.
+    distances below a quarter of it are not told apart. Distances whose logarithms have longer tails than
+    normal stay below it 98 times of 100, in both windows together.
     """
-    least = RESOLUTION * finest / FINEST
+    least, count = RESOLUTION * finest / FINEST, len(distances)
     logarithms = [math.log(max(one, least)) for one in distances]
-    reach = REACH[min(len(distances), max(REACH))]
-    return max(math.exp(statistics.mean(logarithms) + reach * statistics.stdev(logarithms)), finest)
+    reach = _quantile(count) * math.sqrt(1 + 1 / count) * statistics.stdev(logarithms)
+    return max(math.exp(statistics.mean(logarithms) + reach), finest)
+
+
+def _quantile(count: int) -> float:
+    """Return Student's t at 99.9 %, one-sided, for so many control runs."""
+    from scipy.special import stdtrit  # noqa: PLC0415 - most commands hold no curves
+
+    return float(stdtrit(count - 1, 0.999))
 
 
 def parity(
@@ -160,23 +161,25 @@ def parity(
         if values != control and math.isfinite(_largest(values, control, steps)[0])
     ]
     enough = len(repeats) >= LEAST_CONTROLS
-    sizes = {"whole curve": steps, f"first {FIRST} steps": min(FIRST, steps)}
-    first = [_largest(run, control, 1)[0] for run, control in repeats]
+    windows, allowed = [], max(a.rounding, b.rounding)
+    if enough:
+        first = [_largest(run, control, 1)[0] for run, control in repeats]
+        allowed = max(allowed, min(envelope_of(first, finest=finest), bound))
+        for name, size in {"whole curve": steps, f"first {FIRST} steps": min(FIRST, steps)}.items():
+            distance, step = _largest(a.values, b.values, size)
+            controls = tuple(_largest(run, control, size)[0] for run, control in repeats)
+            envelope = min(envelope_of(controls, finest=finest), bound)
+            apart = {"distance": distance, "envelope": envelope}
+            windows.append(Window(name=name, steps=size, step=step, controls=controls, **apart))
     found = Parity(
         a=a.name,
         b=b.name,
         outcome="inside",
         reason="",
         start=_largest(a.values, b.values, 1)[0],
-        start_allowed=max(
-            a.rounding, b.rounding, min(envelope_of(first, finest=finest), bound) if enough else 0.0
-        ),
+        start_allowed=allowed,
         differs=origins_apart(a, b),
-        windows=tuple(
-            _window(*size, a, b, repeats=repeats, bound=bound, finest=finest) for size in sizes.items()
-        )
-        if enough
-        else (),
+        windows=tuple(windows),
     )
     outcome, reason = _judged(found, controls=len(repeats), same=len(made) - len(repeats), bound=bound)
     return found.model_copy(update={"outcome": outcome, "reason": reason})
@@ -198,28 +201,6 @@ def origins_apart(a: ControlledCurve, b: ControlledCurve) -> dict[str, str]:
     return found
 
 
-def _window(
-    name: str,
-    steps: int,
-    a: ControlledCurve,
-    b: ControlledCurve,
-    *,
-    repeats: Sequence[tuple[tuple[float, ...], tuple[float, ...]]],
-    bound: float,
-    finest: float,
-) -> Window:
-    distance, step = _largest(a.values, b.values, steps)
-    controls = tuple(_largest(run, control, steps)[0] for run, control in repeats)
-    return Window(
-        name=name,
-        steps=steps,
-        distance=distance,
-        step=step,
-        controls=controls,
-        envelope=min(envelope_of(controls, finest=finest), bound),
-    )
-
-
 def _largest(a: Sequence[float], b: Sequence[float], steps: int) -> tuple[float, int]:
     """Return the largest difference of the first steps and its step; infinite where a value is not finite."""
     value, step = largest_difference([a[:steps], b[:steps]])
@@ -228,46 +209,27 @@ def _largest(a: Sequence[float], b: Sequence[float], steps: int) -> tuple[float,
 
 def _judged(found: Parity, *, controls: int, same: int, bound: float) -> tuple[CurveOutcome, str]:
     differs = "; ".join(f"{name} {sides}" for name, sides in found.differs.items())
+    begin = f"{found.start:.2g} apart at step 1"
     if found.start > found.start_allowed:
-        why = (
-            differs
-            or "configuration, weights and data have the same digests: the first step computes another thing"
-        )
-        return (
-            "start",
-            f"{found.start:.2g} apart at step 1, where rounding is {found.start_allowed:.2g}: {why}",
-        )
+        equal = "configuration, weights and data have the same digests: the first step computes another thing"
+        return "start", f"{begin}, where rounding is {found.start_allowed:.2g}: {differs or equal}"
     if found.differs.keys() - {WEIGHTS}:
         return "other-run", f"two experiments: {differs}"
+    runs = plural(controls, "control run")
     if not found.windows:
-        return "no-envelope", _without_envelope(controls, same=same)
-    over = ", ".join(_over(window) for window in found.windows)
+        others = f", and {plural(same, 'other')} that {'is' if same == 1 else 'are'} a run bit for bit"
+        needed = f"an envelope needs {plural(LEAST_CONTROLS, 'control run')} that differ from the run"
+        more = f"--controls {LEAST_CONTROLS + same}"
+        return "no-envelope", f"{needed}, there are {controls}{others if same else ''}: {more}"
+    over = ", ".join(
+        f"over the {one.name} at most {one.distance:.2g}, at step {one.step} of {one.steps},"
+        f" envelope {one.envelope:.2g}"
+        for one in found.windows
+    )
     if (widest := max(max(window.controls) for window in found.windows)) > bound:
-        return "no-envelope", (
-            f"a control run is {widest:.2g} apart, over the bound of {bound:.2g}:"
-            f" rounding hides what the claim is about; {over}"
-        )
-    begin = f"{found.start:.2g} apart at step 1, which is rounding"
+        beyond = f"a control run is {widest:.2g} apart, over the bound of {bound:.2g}"
+        return "no-envelope", f"{beyond}: rounding hides what the claim is about; {over}"
+    begin += f", which is rounding; {over}"
     if all(window.share <= 1 for window in found.windows):
-        return "inside", f"{begin}; {over}: no farther than {plural(controls, 'control run')} are"
-    return (
-        "outside",
-        f"{begin}; {over}: it grows beyond what rounding does to {plural(controls, 'control run')}",
-    )
-
-
-def _without_envelope(controls: int, *, same: int) -> str:
-    identical = (
-        f", and {plural(same, 'other')} that {'is' if same == 1 else 'are'} a run bit for bit" if same else ""
-    )
-    return (
-        f"an envelope needs {plural(LEAST_CONTROLS, 'control run')} that differ from the run, there are"
-        f" {controls}{identical}: --controls {LEAST_CONTROLS + same}"
-    )
-
-
-def _over(window: Window) -> str:
-    return (
-        f"over the {window.name} at most {window.distance:.2g}, at step {window.step} of {window.steps},"
-        f" envelope {window.envelope:.2g}"
-    )
+        return "inside", f"{begin}: no farther than {runs} are"
+    return "outside", f"{begin}: it grows beyond what rounding does to {runs}"

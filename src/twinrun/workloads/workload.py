@@ -310,8 +310,6 @@ class RecordView(Frozen, Generic[PlanPart, PointPart]):
     part: PlanPart
     gpu: Gpu | None
     points: tuple[MeasuredPoint[PointPart], ...]
-    predicted: dict[str, PointPrediction] = Field(default_factory=dict)
-    """What the plan predicted of the attempt that ran, by point."""
     differences: tuple[Difference, ...] = ()
 
 

@@ -1,17 +1,15 @@
-"""What a training record shows: a table of its points and layouts, scaling curves, loss curves."""
+"""What a training record shows: a table of its points, scaling curves, loss curves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from twinrun.foundation.text import GIB, number
+from twinrun.foundation.text import number
 from twinrun.manifests.published import PublishedClaims
 from twinrun.workloads.curve_charts import distance_in_words, parity_charts, series_chart
-from twinrun.workloads.curve_distance import largest_difference, parity, values_of
+from twinrun.workloads.curve_distance import parity, values_of
 from twinrun.workloads.tables_and_charts import (
-    ABSENT,
-    Cell,
     Chart,
     Curve,
     LineChart,
@@ -28,7 +26,7 @@ from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, Tra
 from twinrun.workloads.training.numbers import VALIDATION
 from twinrun.workloads.training.rates import published_curves, rates
 from twinrun.workloads.training.terms import loss_of
-from twinrun.workloads.workload import MeasuredPoint, Overview, PictureContext, RecordView, whole
+from twinrun.workloads.workload import Overview, PictureContext, RecordView, whole
 
 TrainingRecord = RecordView[TrainingPlan, TrainingPoint]
 LOSS = "loss, nats/token"
@@ -43,11 +41,10 @@ POINTS = {
     "W per\ndevice": "power",
     "tokens/s\nper watt": "tokens-per-second-per-watt",
 }
-PREDICTED = ("s/step\npredicted", "s/step\nmeasured", "error", "GiB\npredicted", "GiB\nmeasured", "error ")
 
 
 def show(record: TrainingRecord) -> tuple[Table, ...]:
-    """Return a table of the points, of what was predicted of them, and of what layouts do."""
+    """Return a table of the points."""
     reports = {metric: metric for metric in record.part.training.reports}
     columns = {
         head: name
@@ -67,7 +64,7 @@ def show(record: TrainingRecord) -> tuple[Table, ...]:
         ),
         notes=tuple(_notes(record)),
     )
-    return (points, *_predicted(record), *_layouts(record.points))
+    return (points,)
 
 
 def _notes(record: TrainingRecord) -> Iterator[str]:
@@ -75,6 +72,11 @@ def _notes(record: TrainingRecord) -> Iterator[str]:
     yield f"model FLOP/s: {formula}"
     yield from (f"by {name}: {more / least:.3f} times as many" for name, more in others)
     for point in record.points:
+        time, made = point.measurement("step-time"), point.planned.predicted
+        for known in made[len(point.attempts) : len(point.attempts) + 1]:
+            if time and known.seconds and known.covers:
+                ends, off = " to ".join(map(number, known.covers)), known.seconds / time.median - 1
+                yield f"predicted of {point.id}: {number(known.seconds)} s/step, {ends}: {off:+.1%}"
         for one in (one for one in point.measurements if one.metric == VALIDATION):
             yield f"{one.id} of {point.id}: {one.median:.4f} nats/token"
     powered = {point.result.power.sensor for point in record.points if point.measurement("power")}
@@ -84,77 +86,6 @@ def _notes(record: TrainingRecord) -> Iterator[str]:
         yield f"MFU: over {peak} TFLOP/s dense bf16 per device ({record.gpu.source})"
     else:
         yield "MFU: no dense peak is known for this device in this precision"
-
-
-def _predicted(record: TrainingRecord) -> Iterator[Table]:
-    """Yield the predictions of a record's plan beside what was measured; none where it has none."""
-    rows, known = [], record.predicted.values()
-    for point in record.points:
-        if one := record.predicted.get(point.id):
-            ends = one.covers if one.seconds is not None else None
-            seconds = (
-                text(number(one.seconds or 0), " to ".join(map(number, ends))) if ends else text("cannot say")
-            )
-            cells = [(seconds, one.seconds, "step-time", ends)]
-            needs = one.memory_bytes / GIB
-            cells += [(text(number(needs)), needs, "peak-memory", None)]
-            rows.append(
-                (text(point.id), *(part for cell in cells for part in _beside_measured(point, *cell)))
-            )
-    if rows:
-        unknown = dict.fromkeys(f"Cannot say: {one.unknown}." for one in known if one.unknown)
-        versions = sorted({f"{one.software} in version {one.calibration}" for one in known})
-        held = "its interval holds the measured time nine times of ten."
-        yield Table(
-            title="Predicted before the run, beside what was measured",
-            columns=(*word_columns("point"), *number_columns(*PREDICTED)),
-            rows=tuple(rows),
-            notes=(*unknown, f"Calibration: {', '.join(versions)}; {held}"),
-        )
-
-
-def _beside_measured(
-    point: MeasuredPoint, shown: Cell, predicted: float | None, name: str, ends: tuple[float, float] | None
-) -> tuple[Cell, Cell, Cell]:
-    """Return what was predicted, what was measured, and the error with whether the interval holds it."""
-    found = point.measurement(name)
-    if found is None or not found.median or predicted is None:
-        return shown, text(number(found.median) if found else ABSENT), text(ABSENT)
-    inside = "" if not ends else "inside" if ends[0] <= found.median <= ends[1] else "outside"
-    return shown, text(number(found.median)), text(f"{predicted / found.median - 1:+.1%}", inside)
-
-
-def _layouts(points: Sequence[MeasuredPoint[TrainingPoint]]) -> Iterator[Table]:
-    """Yield the layouts beside plain data parallelism of the same model; nothing of a sweep over sizes."""
-    if not any(point.part.layout for point in points):
-        return
-    plains = [point for point in reversed(points) if (at := point.part.layout) and at.plain]
-    plain = {point.part.shape: point for point in plains}
-    heads = ("ranks", "tokens/s over\nbaseline's", "loss: largest\ndifference")
-    yield Table(
-        title="Layouts beside PyTorch's own data parallelism of the same model",
-        columns=(*word_columns("layout"), *number_columns(*heads)),
-        rows=tuple(
-            (
-                text(point.id, point.result.parallelism),
-                text(str(point.devices)),
-                *map(text, _beside(point, plain.get(point.part.shape))),
-            )
-            for point in points
-        ),
-        notes=(
-            "tokens/s are per device, so a ratio compares layouts of the same or another number of ranks.",
-        ),
-    )
-
-
-def _beside(point: MeasuredPoint, plain: MeasuredPoint | None) -> tuple[str, str]:
-    """Return the speed of a layout over its baseline's, and how far their losses are apart."""
-    over, under = (one and one.measurement("tokens-per-second") for one in (point, plain))
-    if not over or not under or plain is None or plain is point:
-        return ABSENT, ABSENT
-    apart, _ = largest_difference([values_of(one, "loss") for one in (point, plain)])
-    return number(over.median / under.median), f"{apart:.1e}"
 
 
 def overview(records: Sequence[TrainingRecord], drawn: PictureContext[TrainingTables]) -> Overview:
