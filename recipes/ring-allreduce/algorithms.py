@@ -1,11 +1,10 @@
-"""All-reduce by name: the ring, a ring of nodes over rings inside them, and through one root."""
+"""All-reduces beside the ring: a ring of nodes over rings inside them, and through one root."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
-from compression import Codec
 from links import Links
 from ring import IN_FLIGHT, Ring, bucket_size
 from torch import Tensor
@@ -13,15 +12,14 @@ from torch import Tensor
 Reduce = Callable[[Tensor], None]
 
 
-def ring(
-    links: Links,
-    *,
-    bucket_bytes: int | None = None,
-    in_flight: int = IN_FLIGHT,
-    codec: Codec | None = None,
-) -> Reduce:
-    """Return the all-reduce over one ring of all ranks."""
-    return Ring(links, bucket_bytes=bucket_bytes, in_flight=in_flight, codec=codec).all_reduce
+def expected_bytes(algorithm: str, buffer_bytes: int, ranks: int) -> tuple[float, str]:
+    """Return the bytes of the busiest link in one direction, and the formula.
+
+    Two levels come to the same as one ring: each rank sends (L-1)/L, then 2(M-1)/M of 1/L, then (L-1)/L.
+    """
+    if algorithm == "naive":
+        return float((ranks - 1) * buffer_bytes), "link-bytes/root"
+    return 2 * (ranks - 1) / ranks * buffer_bytes, "link-bytes/ring"
 
 
 def two_level(

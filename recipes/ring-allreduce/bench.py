@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from arithmetic import expected_bytes, in_words
+from algorithms import expected_bytes
 from links import Links
 from numbers_to_sum import DTYPES, error, fill
 from reducers import Reducer, chosen
@@ -33,8 +33,6 @@ def bench(job: BenchJob) -> BenchResult:
     session, links = Session(job), Links()
     settings: dict[str, Any] = job.settings
     reducers = chosen(settings, links)
-    if rank.number() == 0:
-        print(in_words(settings["bytes"], job.world_size))
     for dtype in settings["dtypes"]:
         buffer = torch.empty(
             settings["bytes"] // DTYPES[dtype].itemsize, dtype=DTYPES[dtype], device=session.device

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from algorithms import naive, ring, two_level
+from algorithms import naive, two_level
 from compression import CODECS
 from links import Links
 from ring import Ring
@@ -52,7 +52,7 @@ def chosen(settings: dict[str, Any], links: Links) -> list[Reducer]:
     pieces = {"bucket_bytes": settings["bucket_kib"] << 10 or None}
     overlap = pieces | {"in_flight": settings["in_flight"]}
     inside = settings["ranks_per_node"] or rank.variable("LOCAL_WORLD_SIZE", links.size)
-    made = {"ring": lambda: ring(links, **overlap), "naive": lambda: naive(links, **pieces)}
+    made = {"ring": lambda: Ring(links, **overlap).all_reduce, "naive": lambda: naive(links, **pieces)}
     if 1 < inside < links.size and links.size % inside == 0:
         made["two-level"] = lambda: two_level(links, ranks_per_node=inside, **overlap)
     found = [Reducer(name, made[name]()) for name in settings["algorithms"] if name in made]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
-from algorithms import naive, ring, two_level
+from algorithms import naive, two_level
 from compression import CODECS
 from gradients import RingGradients, average_gradients
 from links import Links
@@ -34,10 +34,10 @@ def normal(rank: int, count: int) -> Tensor:
 
 
 def algorithms(links: Links) -> Iterator[tuple[str, Callable[[Tensor], None]]]:
-    yield "ring", ring(links)
-    yield "ring in buckets", ring(links, bucket_bytes=SMALL)
-    yield "ring without overlap", ring(links, bucket_bytes=SMALL, in_flight=1)
-    yield "ring with all in flight", ring(links, bucket_bytes=SMALL, in_flight=1000)
+    yield "ring", Ring(links).all_reduce
+    yield "ring in buckets", Ring(links, bucket_bytes=SMALL).all_reduce
+    yield "ring without overlap", Ring(links, bucket_bytes=SMALL, in_flight=1).all_reduce
+    yield "ring with all in flight", Ring(links, bucket_bytes=SMALL, in_flight=1000).all_reduce
     yield "naive", naive(links, bucket_bytes=SMALL)
     for ranks_per_node in range(1, links.size + 1):
         if links.size % ranks_per_node == 0:
@@ -75,7 +75,7 @@ def compression_is_close_and_equal_on_all_ranks(links: Links) -> None:
             ]
             found = parts[links.rank].clone()
             links.reset()
-            ring(links, codec=codec(), bucket_bytes=4096)(found)
+            Ring(links, codec=codec(), bucket_bytes=4096).all_reduce(found)
             exact = sum(part.double() for part in parts)
             apart = torch.linalg.vector_norm(found - exact) / max(torch.linalg.vector_norm(exact), 1e-9)
             assert apart <= allowed[name], (name, count, apart)
@@ -107,7 +107,7 @@ def what_is_no_number_stays_none(links: Links) -> None:
         for codec in CODECS.values():
             found = torch.ones(600)
             found[300] = bad if links.rank == 0 else 1.0
-            ring(links, codec=codec())(found)
+            Ring(links, codec=codec()).all_reduce(found)
             assert not torch.isfinite(found[300])
 
 

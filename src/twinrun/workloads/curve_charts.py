@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from twinrun.foundation.text import plural
 from twinrun.workloads.curve_distance import Parity, largest_difference, same_order, values_of
-from twinrun.workloads.tables_and_charts import Curve, CurveKind, LineChart, Spot
+from twinrun.workloads.tables_and_charts import Curve, CurveKind, LineChart, curve, exact
 from twinrun.workloads.workload import ControlledCurve, MeasuredPoint
 
 
@@ -33,7 +33,10 @@ def series_chart(
         for place, point in enumerate(points)
         if (values := values_of(point, metric))
     ]
-    return _over_steps(metric, title, label, curves, note)
+    notes = (note,)
+    return LineChart(
+        name=metric, title=title, x_label="step", y_label=label, curves=tuple(curves), notes=notes
+    )
 
 
 def parity_charts(
@@ -47,50 +50,37 @@ def parity_charts(
     windows = {window.name: window for window in found.windows}
     sizes = {name: window.steps for name, window in windows.items()}
     sizes = sizes or {"whole curve": min(len(a.values), len(b.values))}
-    if len(set(sizes.values())) < len(sizes):
-        sizes = dict(list(sizes.items())[:1])
     charts = []
-    for name, steps in sizes.items():
-        stem, title = f"{metric}-parity-{steps}", f"{b.name} over {a.name}, {name}"
+    # Windows of the same steps are one.
+    for steps, name in reversed({size: name for name, size in reversed(sizes.items())}.items()):
         both = [_curve(one.name, "measured", place, one.values[:steps]) for place, one in enumerate((a, b))]
-        controls = [_relative(one.values, other, steps) for one in (a, b) for other in one.controls]
         apart = [_curve(f"{b.name} against {a.name}", "measured", 0, _relative(a.values, b.values, steps))]
+        controls = [_relative(one.values, other, steps) for one in (a, b) for other in one.controls]
         if controls:
             farthest = [max(values) for values in zip(*controls, strict=True)]
             words = f"the farthest of {plural(len(controls), 'control run')}"
             apart.append(_curve(words, "baseline", 0, farthest))
         limit = windows[name].envelope if name in windows else None
         line = "The line is the envelope: a further control run stays below it 999 times of 1000."
-        charts.append(_over_steps(stem, title, label, both))
+        named, title = f"{metric}-parity-{steps}", f"{b.name} over {a.name}, {name}"
+        charts.append(LineChart(name=named, title=title, x_label="step", y_label=label, curves=tuple(both)))
         charts.append(
-            _over_steps(
-                f"{stem}-apart",
-                f"How far they are apart, {name}",
-                "relative difference",
-                apart,
-                "A control run is the same run with samples and features summed in another order.",
-                *([line] if limit else []),
-                "Steps with equal values are left out.",
+            LineChart(
+                name=f"{named}-apart",
+                title=f"How far they are apart, {name}",
+                x_label="step",
+                y_label="relative difference",
+                y_scale="log10",
+                curves=tuple(apart),
                 limit=limit,
+                notes=(
+                    "A control run is the same run with samples and features summed in another order.",
+                    *((line,) if limit else ()),
+                    "Steps with equal values are left out.",
+                ),
             )
         )
     return tuple(charts)
-
-
-def _over_steps(
-    name: str, title: str, label: str, curves: Sequence[Curve], *notes: str, limit: float | None = None
-) -> LineChart:
-    return LineChart(
-        name=name,
-        title=title,
-        x_label="step",
-        x_scale="linear",
-        y_label=label,
-        y_scale="log10" if label == "relative difference" else "linear",
-        curves=tuple(curves),
-        limit=limit,
-        notes=notes,
-    )
 
 
 def _relative(a: Sequence[float], b: Sequence[float], steps: int) -> list[float]:
@@ -100,5 +90,4 @@ def _relative(a: Sequence[float], b: Sequence[float], steps: int) -> list[float]
 def _curve(label: str, kind: CurveKind, place: int, values: Sequence[float], detail: str = "") -> Curve:
     """Return a curve with a spot for each step whose value is a number above 0."""
     shown = ((step, value) for step, value in enumerate(values, 1) if math.isfinite(value) and value > 0)
-    spots = tuple(Spot(x=step, value=value, low=value, high=value) for step, value in shown)
-    return Curve(label=label, kind=kind, place=place, spots=spots, detail=detail)
+    return curve(label, kind, place, (exact(step, value) for step, value in shown), detail)

@@ -13,12 +13,13 @@ from twinrun.workloads.tables_and_charts import (
     ABSENT,
     Cell,
     Chart,
-    Column,
-    Curve,
     LineChart,
     Spot,
     Table,
+    curve,
+    number_columns,
     text,
+    word_columns,
 )
 from twinrun.workloads.workload import MeasuredPoint, Overview, PictureContext, RecordView
 
@@ -33,14 +34,8 @@ def show(record: EvaluationRecord) -> tuple[Table, ...]:
 
 
 def _tables(record: EvaluationRecord, point: ScoredPoint) -> Iterator[Table]:
-    last, names = point.result.models[-1], [one.name for one in record.part.tasks]
-    heads = (
-        ("task", False),
-        ("score", True),
-        ("rule", False),
-        *((rule, True) for rule in RULES),
-        ("documents", True),
-    )
+    models, names = point.result.models, [one.name for one in record.part.tasks]
+    last, given = models[-1], record.part.given
     rows = [
         (
             text(one.task),
@@ -51,33 +46,29 @@ def _tables(record: EvaluationRecord, point: ScoredPoint) -> Iterator[Table]:
         )
         for one in last.tasks
     ]
-    mean = (text("mean of the tasks"), _score(point, MEAN), *(text(ABSENT) for _ in heads[2:]))
+    absent = (text(ABSENT),) * (len(RULES) + 2)
+    rules = (*number_columns("score"), *word_columns("rule"), *number_columns(*RULES, "documents"))
     yield Table(
         title=f"{point.id}: share of right answers, and its standard error",
-        columns=tuple(Column(title=title, numeric=numeric) for title, numeric in heads),
-        rows=(*rows, mean),
+        columns=(*word_columns("task"), *rules),
+        rows=(*rows, (text("mean of the tasks"), _score(point, MEAN), *absent)),
         notes=(
             f"harness: {point.result.harness}, {record.part.evaluation.shots} shots",
-            *(f"model: {in_words(given)}" for given in (record.part.given,) if given),
+            *((f"model: {in_words(given)}",) if given else ()),
             f"{last.parameters:,} parameters, sha256 {last.sha256}",
             "rule: what the log-likelihood of an answer is divided by before the largest is taken",
         ),
     )
-    if len(point.result.models) > 1:
+    if len(models) > 1:
+        made = (f"checkpoint after step {one.step}: sha256 {one.checkpoint_sha256}" for one in models)
         yield Table(
             title=f"{point.id}: scores while the training went on",
-            columns=tuple(
-                Column(title=title, numeric=bool(place))
-                for place, title in enumerate(("steps", *names, MEAN))
-            ),
+            columns=(*word_columns("steps"), *number_columns(*names, MEAN)),
             rows=tuple(
                 (text(str(step)), *(_score(point, f"{name}{end}") for name in (*names, MEAN)))
                 for step, end in _steps(point)
             ),
-            notes=tuple(
-                f"checkpoint after step {one.step}: sha256 {one.checkpoint_sha256}"
-                for one in point.result.models
-            ),
+            notes=tuple(made),
         )
 
 
@@ -102,23 +93,17 @@ def _charts(record: EvaluationRecord) -> Iterator[Chart]:
     if trained:
         note = distance_in_words(trained, "loss")
         yield series_chart(trained, "loss", title="Loss", label="loss, nats/token", note=note)
-    for point in trained:
+    for point in (one for one in trained if len(one.result.models) > 1):
         names = (*(one.name for one in record.part.tasks), MEAN)
-        curves = (
-            Curve(label=name, kind="measured", place=place, spots=tuple(_spots(point, name)))
-            for place, name in enumerate(names)
+        curves = (curve(name, "measured", at, _spots(point, name)) for at, name in enumerate(names))
+        yield LineChart(
+            name=f"scores-{point.id}",
+            title="Scores while the training went on",
+            x_label="step",
+            y_label="score",
+            curves=tuple(curves),
+            notes=("A bar is one standard error to each side.",),
         )
-        if len(point.result.models) > 1:
-            yield LineChart(
-                name=f"scores-{point.id}",
-                title="Scores while the training went on",
-                x_label="step",
-                x_scale="linear",
-                y_label="score",
-                y_scale="linear",
-                curves=tuple(curves),
-                notes=("A bar is one standard error to each side.",),
-            )
 
 
 def _spots(point: ScoredPoint, name: str) -> Iterator[Spot]:
