@@ -14,24 +14,6 @@ from twinrun.planning.project import Project
 RECIPE = "ring-allreduce"
 
 
-def test_a_value_that_its_label_has_not_is_refused() -> None:
-    with pytest.raises(InputError, match="no such name") as caught:
-        plan(RECIPE, scale="smoke", gpu=None, settings=('options.compressions=["int9"]',))
-    assert (caught.value.place, caught.value.found) == ("--set options.compressions", "int9")
-    assert "int8" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("setting", "found", "least"),
-    [("in_flight=0", 0, 1), ("bucket_kib=-1", -1, 0), ("ranks_per_node=-2", -2, 0)],
-)
-def test_an_option_that_is_too_small_is_refused(setting: str, found: int, least: int) -> None:
-    with pytest.raises(InputError, match="too small") as caught:
-        plan(RECIPE, scale="smoke", gpu=None, settings=(f"options.{setting}",))
-    assert caught.value.place == f"--set options.{setting.partition('=')[0]}"
-    assert (caught.value.found, caught.value.allowed) == (found, f"{least} or more")
-
-
 def test_what_was_asked_for_holds_where_a_case_has_its_own() -> None:
     made = plan(RECIPE, scale="smoke", gpu=None, settings=('options.compressions=["bf16"]', "cases=64KB,1KB"))
     settings = {point.part.case: point.part.settings for point in made.points}

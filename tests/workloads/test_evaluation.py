@@ -131,16 +131,6 @@ def test_a_model_that_is_there_is_trained_on_nothing() -> None:
     assert (job.training, job.model, job.documents) == (None, GivenModel(folder="/m"), "/d")
 
 
-@pytest.mark.parametrize(
-    ("setting", "place"),
-    [("training.steps=5", "--set training.steps"), ("every=10", "--set every")],
-)
-def test_a_setting_of_a_training_is_refused_beside_a_model(setting: str, place: str) -> None:
-    with pytest.raises(InputError, match="nothing is trained") as caught:
-        plan("mpt-chinchilla", scale="node", settings=(GIVEN, setting))
-    assert caught.value.place == place
-
-
 def test_nothing_of_a_model_that_is_there_is_saved() -> None:
     made = plan("mpt-chinchilla", scale="node", settings=(GIVEN,))
     with pytest.raises(InputError, match="nothing is trained, so nothing is saved"):
@@ -172,23 +162,3 @@ def test_a_task_without_documents_is_refused_before_anything_starts(tmp_path: Pa
     file.write_text("{}")
     with pytest.raises(InputError, match="not the documents that were named"):
         demand_documents((), given)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("./wsc273.jsonl", "no documents"),
-        (f"./wsc273.csv@{'0' * 64}", "no documents"),
-        (f"./boolq.jsonl@{'0' * 64}", "no task reads this file"),
-    ],
-)
-def test_a_file_of_documents_that_nothing_reads_is_refused(text: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        plan("mpt-chinchilla", settings=(f"documents={text}",))
-
-
-@pytest.mark.parametrize("model", ["small", "cerebras/Cerebras-GPT-1.3B", "runs/step-00000120"])
-def test_a_model_that_nothing_names_is_refused(model: str) -> None:
-    with pytest.raises(InputError) as caught:
-        plan("mpt-chinchilla", scale="smoke", gpu=None, settings=(f"model={model}",))
-    assert (caught.value.place, caught.value.found) == ("--set model", model)

@@ -1,4 +1,4 @@
-"""Settings of a training that a plan refuses, since they do not fit each other, the model or the hardware."""
+"""What a plan refuses: settings that do not fit each other, the recipe, the model or the hardware."""
 
 from __future__ import annotations
 
@@ -9,31 +9,66 @@ import pytest
 from tests.records import plan
 from twinrun.foundation.errors import InputError
 
+FP8 = "fp8 is computed by torchao's recipe `tensorwise`"
+CPU_FP32 = "Composer computes in fp32 on a CPU"
+FAMILY = "the family `mpt` has no such setting"
+GIVEN = f"model=cerebras/Cerebras-GPT-1.3B@{'0' * 40}"
+SMOKE: dict[str, Any] = {"scale": "smoke", "gpu": None, "devices": 0}
+ONE: dict[str, Any] = {"scale": "node", "gpu": "h200", "devices": 1}
+NODE: dict[str, Any] = {"scale": "node"}
+LLAMA: dict[str, Any] = {"scale": "paper"}
+OLD = LLAMA | {"gpu": "mi300x", "stack": "rocm6.1-torch2.4"}
+A100 = LLAMA | {"gpu": "a100-80gb", "stack": "cuda13.0-torch2.11"}
+COMPOSER = "training.trainer=composer"
+MPT, LAYOUTS, RING, SCORED = "mpt7b-scaling", "deepspeed-pretrain", "ring-allreduce", "mpt-chinchilla"
+
 
 @pytest.mark.parametrize(
-    ("choices", "place", "allowed"),
+    ("recipe", "choices", "settings", "place", "says"),
     [
-        (
-            {"gpu": "mi300x", "stack": "rocm6.1-torch2.4"},
-            "images/stacks/rocm6.1-torch2.4/requirements.lock",
-            "torchao; further stacks of the recipe, for --stack: cuda13.0-torch2.11, rocm7.1-torch2.10",
-        ),
-        (
-            {"gpu": "a100-80gb", "stack": "cuda13.0-torch2.11"},
-            "images/gpus.toml:a100-80gb.fp8",
-            "a GPU whose",
-        ),
-        ({"recipe": "deepspeed-pretrain", "gpu": "mi250"}, "--set precision", "fp32, bf16, fp16"),
-        ({"recipe": "mamba-throughput", "gpu": None, "scale": "smoke"}, "--set precision", "bf16, fp32"),
+        ("llama-throughput", OLD, ["precision=fp8"], "rocm6.1-torch2.4/requirements.lock", FP8),
+        ("llama-throughput", A100, ["precision=fp8"], "gpus.toml:a100-80gb.fp8", "whose matrix units"),
+        (LAYOUTS, {"gpu": "mi250"}, ["precision=fp8"], "precision", FP8),
+        ("mamba-throughput", SMOKE, ["precision=fp8"], "precision", FP8),
+        (MPT, SMOKE, ["trainer=composer", "precision=bf16"], "precision", CPU_FP32),
+        ("mpt1b-convergence", ONE, ["trainer=composer", "precision=bf16"], "precision", CPU_FP32),
+        (SCORED, SMOKE, ["training.precision=bf16", COMPOSER], "training.precision", CPU_FP32),
+        (MPT, SMOKE, ["kernels=ours"], "kernels", FAMILY),
+        (MPT, SMOKE, ["layout=token-major"], "layout", FAMILY),
+        (MPT, SMOKE, ["position_weighting=9"], "position_weighting", FAMILY),
+        (MPT, SMOKE, ["parameter_type=bf16"], "parameter_type", FAMILY),
+        (MPT, ONE, ["attention=triton", "precision=fp32"], "precision", "bf16, fp16"),
+        ("mpt-throughput", ONE, ["attention=triton", "model=mpt-1b-one-head"], "attention", "multiples of 8"),
+        (LAYOUTS, ONE, ["attention=triton", "model=gpt3-125m"], "kernels", "flash-attention"),
+        (MPT, SMOKE, ["trainer=deepspeed"], "trainer", "no such name"),
+        (MPT, SMOKE, ["precision=fp16"], "precision", "a scaled loss"),
+        (MPT, SMOKE, ["warmup_steps=99"], "warmup_steps", "no step would be timed"),
+        (LAYOUTS, SMOKE, ["global_batch=3"], "ddp.devices", "divisor of the global batch"),
+        (LAYOUTS, SMOKE, ["microbatch=3"], "ddp.microbatch", "divisor of 8"),
+        (LAYOUTS, SMOKE, ["precision=fp16"], "precision", "no fp16 on a processor"),
+        (LAYOUTS, SMOKE, ["layouts=zero-4"], "layouts", "no such layout"),
+        (LAYOUTS, SMOKE, ["trainer=composer"], "trainer", "one trainer"),
+        (LAYOUTS, SMOKE, ["devices=none"], "devices", "count of devices"),
+        (LAYOUTS, ONE, ["layouts=fsdp2", "precision=fp16"], "precision", "a scaled loss"),
+        (RING, SMOKE, ['options.compressions=["int9"]'], "compressions", "int8"),
+        (RING, SMOKE, ["options.in_flight=0"], "in_flight", "1 or more"),
+        (RING, SMOKE, ["options.bucket_kib=-1"], "bucket_kib", "0 or more"),
+        (SCORED, NODE, [GIVEN, "training.steps=5"], "training.steps", "nothing is trained"),
+        (SCORED, NODE, [GIVEN, "every=10"], "every", "nothing is trained"),
+        (SCORED, NODE, ["documents=./wsc273.jsonl"], "documents", "no documents"),
+        (SCORED, NODE, [f"documents=./wsc273.csv@{'0' * 64}"], "documents", "no documents"),
+        (SCORED, NODE, [f"documents=./boolq.jsonl@{'0' * 64}"], "documents", "no task reads"),
+        (SCORED, SMOKE, ["model=small"], "model", "small"),
+        (SCORED, SMOKE, ["model=runs/step-00000120"], "model", "runs/step"),
     ],
 )
-def test_fp8_is_refused_where_a_part_of_the_run_has_none(
-    choices: dict[str, Any], place: str, allowed: str
+def test_a_setting_that_does_not_fit_is_refused(
+    recipe: str, choices: dict[str, Any], settings: list[str], place: str, says: str
 ) -> None:
-    with pytest.raises(InputError, match="fp8 is computed by torchao's recipe `tensorwise`") as refused:
-        plan(**{"recipe": "llama-throughput", "settings": ("precision=fp8",)} | choices)
-    assert refused.value.place == place
-    assert str(refused.value.allowed).startswith(allowed)
+    with pytest.raises(InputError) as refused:
+        plan(recipe, settings=tuple(settings), **choices)
+    assert str(refused.value.place).endswith(place)
+    assert says in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -45,67 +80,6 @@ def test_fp8_is_planned_where_stack_and_gpu_have_it(gpu: str | None, stack: str)
     assert made.part.training.precision == "fp8"
 
 
-@pytest.mark.parametrize(
-    ("recipe", "table", "precision"),
-    [
-        ("mpt7b-scaling", "", "bf16"),
-        ("llama-throughput", "", "fp8"),
-        ("mpt-chinchilla", "training.", "bf16"),
-        ("mpt-chinchilla", "training.", "fp8"),
-    ],
-)
-def test_composer_is_refused_in_another_precision_on_a_processor(
-    recipe: str, table: str, precision: str
-) -> None:
-    chosen = (f"{table}precision={precision}", f"{table}trainer=composer")
-    with pytest.raises(InputError, match="Composer computes in fp32 on a CPU") as refused:
-        plan(recipe, stack="cpu", gpu=None, scale="smoke", settings=chosen)
-    assert (refused.value.place, refused.value.found) == (f"--set {table}precision", precision)
-    assert (refused.value.allowed, refused.value.hint is not None) == ("fp32", True)
-    # A plan for GPUs needs none to be printed.
-    assert plan(recipe, stack="cuda13.0-torch2.11", gpu="h100-80gb", scale="paper", settings=chosen).points
-
-
-def test_a_leg_on_a_processor_is_refused_where_composer_cannot_compute_it() -> None:
-    chosen: dict[str, Any] = {"recipe": "mpt1b-convergence", "gpu": "h200", "devices": 1, "scale": "node"}
-    with pytest.raises(InputError, match="Composer computes in fp32 on a CPU"):
-        plan(**chosen, settings=("precision=bf16", "trainer=composer"))
-    assert plan(**chosen, settings=("precision=bf16", "trainer=plain")).points
-
-
-@pytest.mark.parametrize(
-    "setting", ["kernels=ours", "layout=token-major", "position_weighting=9", "parameter_type=bf16"]
-)
-def test_a_setting_of_another_family_is_refused(setting: str) -> None:
-    with pytest.raises(InputError, match="the family `mpt` has no such setting"):
-        plan(gpu=None, scale="smoke", settings=(setting,))
-
-
-@pytest.mark.parametrize(
-    ("choices", "says"),
-    [
-        (
-            {"scale": "node", "settings": ("attention=triton", "precision=fp32")},
-            "--set precision(.|\n)*bf16, fp16",
-        ),
-        (
-            {
-                "recipe": "mpt-throughput",
-                "scale": "node",
-                "settings": ("attention=triton", "model=mpt-1b-one-head"),
-            },
-            "--set attention(.|\n)*triton with heads of 2048(.|\n)*multiples of 8 up to 256",
-        ),
-        (
-            {
-                "recipe": "deepspeed-pretrain",
-                "scale": "node",
-                "settings": ("attention=triton", "model=gpt3-125m"),
-            },
-            "kernels(.|\n)*flash-attention",
-        ),
-    ],
-)
-def test_our_attention_is_refused_where_it_does_not_fit(choices: dict[str, Any], says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        plan(gpu="h200", devices=1, **choices)
+def test_what_composer_refuses_on_a_processor_is_planned_for_gpus_and_the_plain_loop() -> None:
+    assert plan(MPT, settings=("precision=bf16", "trainer=composer"), gpu="h200", scale="node").points
+    assert plan("mpt1b-convergence", settings=("precision=bf16", "trainer=plain"), **ONE).points

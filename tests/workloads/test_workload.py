@@ -62,14 +62,6 @@ def test_a_plan_of_another_workload_is_refused(name: str) -> None:
         Plan.model_validate_json(json.dumps(content | {"workload": other}))
 
 
-@pytest.mark.parametrize("name", workload_names())
-def test_a_description_has_every_point_of_its_plan(name: str) -> None:
-    made = plan(RECIPES[name], scale="smoke", gpu=None)
-    described = load_workload(name).describe(made.part, made.points)
-    assert list(described.points) == [point.id for point in made.points]
-    assert all(point.attempts for point in described.points.values())
-
-
 def test_a_report_of_a_script_has_the_unit_that_its_training_names() -> None:
     record = training_record({"nodes=1": 100.0}).record
     (point,) = (one for one in record.plan.points if one.id == "nodes=1")
