@@ -66,7 +66,8 @@ class Tracer:
         self._step = 0
         self._found: dict[str, Tensor] | None = None
         """Digests of the step that is traced; None between two such steps."""
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+        """Of each layer's calls in the step: sum, least and most."""
         self._drawn: dict[tuple[str, int, Any], Tensor] = {}
         header = {"format": FORMAT, "seed": seed, "projections": PROJECTIONS}
         if not _rank():
@@ -125,7 +126,8 @@ class Tracer:
                 and (tensor := _first_tensor(output)) is not None
             ):
                 digest = self._of_activation(name, tensor.detach())
-                self._sums[name] = self._sums[name] + digest if name in self._sums else digest
+                total, least, most = self._sums.get(name, (digest * 0, digest, digest))
+                self._sums[name] = total + digest, least.minimum(digest), most.maximum(digest)
 
         return after
 
@@ -133,20 +135,30 @@ class Tracer:
         """Return the square of the norm, and the projections of the sum over all but the last dimension."""
         import torch
 
-        summed = tensor.flatten(0, -2).sum(0, dtype=torch.float32) if tensor.dim() > 1 else tensor.float()
-        drawn = self._vectors(f"{name}.weight", tensor.shape[-1], tensor.device, side=self._out_side(name))
-        square = torch.linalg.vector_norm(tensor, dtype=torch.float32).square()
-        return torch.cat([square.view(1), summed @ drawn])
+        # The user's autocast would take the products in 16 bits.
+        with torch.autocast(tensor.device.type, enabled=False):
+            summed = tensor.flatten(0, -2).sum(0, dtype=torch.float32) if tensor.dim() > 1 else tensor.float()
+            side = self._out_side(name)
+            drawn = self._vectors(f"{name}.weight", tensor.shape[-1], tensor.device, side=side)
+            square = torch.linalg.vector_norm(tensor, dtype=torch.float32).square()
+            return torch.cat([square.view(1), summed @ drawn])
 
     def _of_all_ranks(self) -> dict[str, Tensor]:
-        """Return the digests of the activations, summed over the samples of all ranks."""
+        """Return the digests of the activations, summed over the samples of all ranks.
+
+        What is the same in each call, such as a table of positions, has no samples: it counts once, however many
+        microbatches and ranks there are.
+        """
         import torch
 
         if not self._sums:
             return {}
-        sums = torch.stack(list(self._sums.values()))
+        total, least, most = (torch.stack(part) for part in zip(*self._sums.values(), strict=True))
         if group := _group():
-            group.all_reduce(sums)
+            reduced = group.ReduceOp
+            for part, how in ((total, reduced.SUM), (least, reduced.MIN), (most, reduced.MAX)):
+                group.all_reduce(part, op=how)
+        sums = torch.where((most == least).all(1, keepdim=True), most, total)
         sums[:, 0] = sums[:, 0].sqrt()
         return {f"forward {name}": row for name, row in zip(self._sums, sums, strict=True)}
 
