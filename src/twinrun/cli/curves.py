@@ -21,7 +21,7 @@ from twinrun.history.request import Search, SearchRequest
 from twinrun.history.rerun import rerun
 from twinrun.history.series import read_history, series_of
 from twinrun.history.state_runs import RunQuestion
-from twinrun.parity.answer import judge_logs
+from twinrun.parity.answer import CurveAnswer, Precision, judge_logs
 from twinrun.parity.records import answer_between, is_record, read_curves
 from twinrun.parity.traces import judge_trace_files
 from twinrun.planning.project import Project
@@ -41,7 +41,9 @@ def parity(
     *,
     controls: Annotated[tuple[Path, ...], Parameter(allow_repeating=True, consume_multiple=True)] = (),
     bound: float | None = None,
+    precision: Precision | None = None,
     series: str | None = None,
+    pattern: str | None = None,
     points: str | None = None,
     trace: bool = False,
     out: Path | None = None,
@@ -49,16 +51,19 @@ def parity(
     """Say whether two loss curves are one but for rounding: 0 one curve, 1 they differ, 3 cannot say.
 
     Args:
-        a: record, run folder or log: lines, CSV, JSON, TensorBoard, W&B; with --trace a trace
+        a: record, run folder, log or its address: lines, CSV, JSON, TensorBoard, W&B; with --trace a trace
         b: another
-        controls: logs, records or traces of runs that repeat A and sum in other orders; eight or more
+        controls: logs, records or traces of runs that repeat A and sum in other orders
         bound: largest relative difference that counts as rounding, for example 1e-3
+        precision: arithmetic of both runs; the first losses tell when left out
         series: name of the loss inside the logs; the usual names when left out
+        pattern: of lines, a regular expression with the groups step and loss
         points: of records, one point of A and one of B; those of one name when left out
         trace: say at which step and layer two traces begin to differ instead
         out: of records, the HTML file
     """
-    demand_without("--trace", trace, bound=bound, series=series, points=points, out=out)
+    of_logs = {"precision": precision, "series": series, "pattern": pattern}
+    demand_without("--trace", trace, bound=bound, points=points, out=out, **of_logs)
     if trace:
         onset = judge_trace_files(a, b, controls)
         data = onset.model_dump(mode="json") | {"code": onset.code}
@@ -67,28 +72,33 @@ def parity(
         raise InputError("no share", place="--bound", found=bound, allowed="more than 0, less than 1")
     paths, project = (a, b, *controls), Project(project_root())
     records = all(map(is_record, paths))
-    if records and series:
-        raise InputError("of logs alone", place="--series", found=series, hint="leave it out")
+    for name, asked in of_logs.items():
+        if records and asked:
+            raise InputError("of logs alone", place=f"--{name}", found=asked, hint="leave it out")
     if records and bound is None:
         return _records(project, paths, points, out)
     for name, given in (("--points", points), ("--out", out)):
         if given:
             raise InputError("of records alone", place=name, found=given, hint="leave it out")
-    curves = [read_curves(path, project, series=series or "") for path in paths]
+    curves = [read_curves(path, project, series=series or "", pattern=pattern or "") for path in paths]
     (first, second), own = (one[-1] for one, _ in curves[:2]), [*curves[0][1], *curves[1][1]]
     repeats = [*own, *(one for several, _ in curves[2:] for one in several)]
-    same = a.samefile(b) or (a.is_file() and b.is_file() and sha256_of_file(a) == sha256_of_file(b))
-    found = judge_logs(
-        first, second, controls=repeats, bound=bound, metric=project.metrics[METRIC], copied=same
-    )
+    same = a == b or (a.is_file() and b.is_file() and sha256_of_file(a) == sha256_of_file(b))
+    found = judge_logs(first, second, controls=repeats, bound=bound, precision=precision, copied=same)
     named = {"A": first, "B": second}.items()
     logs = [f"{name}: {one.in_words()}" for name, one in (*named, *(("control", one) for one in repeats))]
     taken = [one.model_dump(mode="json", exclude={"steps", "values"}) for one in (first, second, *repeats)]
     return Shown(
-        view=lambda: "\n".join([found.sentence, *logs, *map("compared: {}".format, found.compared)]),
+        view=lambda: "\n".join(
+            [found.sentence, *(["likely: " + found.cause] if found.cause else []), *logs, *_compared(found)]
+        ),
         data=lambda: found.model_dump(mode="json") | {"code": found.code, "logs": taken},
         code=found.code,
     )
+
+
+def _compared(found: CurveAnswer) -> list[str]:
+    return [f"compared: {line}" for line in found.compared]
 
 
 def _records(project: Project, paths: tuple[Path, ...], points: str | None, out: Path | None) -> Shown:
@@ -108,7 +118,8 @@ def _records(project: Project, paths: tuple[Path, ...], points: str | None, out:
         "\n".join(
             [
                 f"{held.b.name} against {held.a.name}: {one.sentence}",
-                *map("compared: {}".format, one.compared),
+                *(["likely: " + one.cause] if one.cause else []),
+                *_compared(one),
             ]
         )
         for one, held in zip(answers, found, strict=True)

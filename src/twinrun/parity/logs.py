@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,10 +30,10 @@ class LineFormat(Frozen):
     name: str
     source: str
     """Where the program prints the line."""
-    sample: str
+    sample: str = ""
     """File of tests/parity/samples."""
     patterns: tuple[str, ...] = Field(strict=False)
-    """Regular expressions with the groups `step` and `loss`."""
+    """Regular expressions with the groups `step` and `loss`; `epoch`, and `of` how many steps it has."""
 
 
 class Keys(Frozen):
@@ -117,7 +117,8 @@ def loss_number(text: str) -> LossStep | None:
 def point_of(step: Any, loss: Any) -> LossStep | None:
     """Return a point of two values of JSON or of a table; None where one of them is no number."""
     if isinstance(step, str):
-        step = float(step) if re.fullmatch(r"\s*\d{1,15}(\.0*)?\s*", step) else None
+        # Some write the last step behind it: 5/100.
+        step = float(step.partition("/")[0]) if re.fullmatch(r"\s*\d{1,15}(\.0*|/\d+)?\s*", step) else None
     found = loss_number(loss) if isinstance(loss, str) else _whole(loss)
     if found is None or isinstance(step, bool) or not isinstance(step, int | float):
         return None
@@ -184,9 +185,19 @@ def curve_of(
     )
 
 
-def no_loss(source: str, *, series: str = "", known: Iterable[str] = ()) -> InputError:
-    """Return the error of a log in which no loss was found."""
+def no_loss(
+    source: str, *, series: str = "", known: Iterable[str] = (), lines: Sequence[str] = ()
+) -> InputError:
+    """Return the error of a log in which no loss was found, with the first of its lines."""
     names = sorted(known)
+    if lines:
+        return InputError(
+            "no step with a loss in it" if not series else f"no line says what {series} asks for",
+            place=source,
+            found=list(lines),
+            allowed=[*(one.name for one in formats().format), "CSV", "JSON", "TensorBoard", "W&B", "records"],
+            hint=r"--pattern 'it (?P<step>\d+) .*ce=(?P<loss>[\d.]+)' reads lines of any program",
+        )
     if series:
         return InputError(
             "no such series", place=source, found=series, allowed=names, hint=closest(series, names)
@@ -194,16 +205,7 @@ def no_loss(source: str, *, series: str = "", known: Iterable[str] = ()) -> Inpu
     if names:
         hint = f"--series NAME takes one of these: {', '.join(names[:12])}"
         return InputError("no series here is known to be the loss", place=source, found=names[:40], hint=hint)
-    read = [
-        *(one.name for one in formats().format),
-        "CSV",
-        "JSON lines",
-        "trainer_state.json",
-        "records of ours",
-    ]
-    return InputError(
-        "no step with a loss in it", place=source, allowed=[*read, "TensorBoard", "W&B offline"]
-    )
+    return InputError("no step with a loss in it", place=source)
 
 
 def series_called(names: Iterable[str], wanted: str, *, source: str) -> str:
@@ -232,27 +234,54 @@ def step_key(row: Mapping[str, Any]) -> str | None:
     return next((name for name in formats().keys.step if name in row), None)
 
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[a-zA-Z]")
 # A format is settled by so many lines of its own.
 _SETTLED = 3
+_STEP = r"(?i:\b(?:global_step|step|iter|iteration)s?\b[\"']?[ =:/]*)(?P<step>\d+)"
+_LOSS = r"[\"']?[ =:|]*[\"']?(?P<loss>[-+\w.,]+)"
 
 
-def read_lines(lines: Iterable[str], *, source: str) -> LoggedCurve:
-    """Return the curve that a program printed, in the format most of whose lines are first there.
+def format_of(*, series: str = "", pattern: str = "") -> LineFormat | None:
+    """Return the format that a user asks of lines: a number's name, or a regular expression.
+
+    Raises:
+        InputError: the expression is none, or has no group `loss`.
+    """
+    if not series and not pattern:
+        return None
+    patterns = (pattern,) if pattern else (_STEP, rf"(?<![\w/]){re.escape(series)}{_LOSS}")
+    try:
+        known = {name for one in patterns for name in re.compile(one).groupindex}
+    except re.error as error:
+        raise InputError(f"no regular expression: {error}", place="--pattern", found=pattern) from None
+    if "loss" not in known:
+        hint = r"for example 'it (?P<step>\d+) .*ce=(?P<loss>[\d.]+)'"
+        raise InputError("no group `loss`", place="--pattern", found=pattern, hint=hint)
+    return LineFormat(
+        name=f"--series {series}" if series else "--pattern", source="", sample="", patterns=patterns
+    )
+
+
+def read_lines(lines: Iterable[str], *, source: str, asked: LineFormat | None = None) -> LoggedCurve:
+    """Return the curve that a program printed, as asked, else in the format whose lines are first there.
 
     Lines stream through: memory grows with the number of losses alone.
     """
-    readers = [_LineReader(one) for one in formats().format]
+    readers = [_LineReader(one) for one in ((asked,) if asked else formats().format)]
+    first: list[str] = []
     for line in lines:
         plain = _COLOUR.sub("", line) if "\x1b" in line else line
+        if len(first) < _SETTLED and plain.strip():
+            first.append(plain.strip()[:100])
         for reader in readers:
             reader.read(plain)
         if len(readers) > 1 and (settled := [one for one in readers if len(one.points) >= _SETTLED]):
             readers = settled[:1]
     best = max(readers, key=lambda one: len(one.points))
-    return curve_of(
-        best.points, source=source, form=f"lines ({best.format.name})", series="loss", notes=best.notes
-    )
+    if not best.points:
+        raise no_loss(source, series=asked.name if asked else "", lines=first)
+    name = f"lines ({best.format.name})"
+    return curve_of(best.points, source=source, form=name, series="loss", notes=best.notes)
 
 
 class _LineReader:
@@ -264,6 +293,7 @@ class _LineReader:
         self._patterns = [re.compile(one) for one in form.patterns]
         self._counted = not any("step" in one.groupindex for one in self._patterns)
         self._step: int | None = None
+        self._epoch = 0
         self._unread = 0
 
     @property
@@ -277,8 +307,10 @@ class _LineReader:
             if not (found := pattern.search(line)):
                 continue
             groups = found.groupdict()
+            self._epoch = int(groups.get("epoch") or self._epoch)
             if (step := groups.get("step")) and len(step) < 16:
-                self._step = int(step.replace(",", ""))
+                # Bars count anew in each epoch.
+                self._step = int(step.replace(",", "")) + self._epoch * int(groups.get("of") or 0)
             if (text := groups.get("loss")) is not None:
                 self._add(loss_number(text))
 
@@ -291,9 +323,25 @@ class _LineReader:
 
 
 def text_lines(stream: Any, *, longest: int = 1 << 20) -> Iterator[str]:
-    """Yield the lines of a binary stream; a line over `longest` bytes is cut into several."""
-    while line := stream.readline(longest):
-        yield line.decode("utf-8", errors="replace").removeprefix("\ufeff")
+    """Yield the lines of a binary stream, those of bars that write over themselves too.
+
+    A line over `longest` bytes is cut into several.
+    """
+    rest, first = b"", True
+    while block := stream.read(1 << 16):
+        *lines, rest = (rest + block.replace(b"\r", b"\n")).split(b"\n")
+        if len(rest) > longest:
+            lines, rest = [*lines, rest], b""
+        for line in lines:
+            yield _text(line, first) + "\n"
+            first = False
+    if rest:
+        yield _text(rest, first)
+
+
+def _text(line: bytes, first: bool) -> str:
+    text = line.decode("utf-8", errors="replace")
+    return text.removeprefix("\ufeff") if first else text
 
 
 def log_name(path: Path) -> str:

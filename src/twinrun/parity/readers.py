@@ -5,7 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import struct
+import tempfile
+import urllib.parse
+import urllib.request
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
@@ -20,6 +24,7 @@ from twinrun.parity.logs import (
     LoggedCurve,
     LossStep,
     curve_of,
+    format_of,
     formats,
     log_name,
     loss_number,
@@ -34,21 +39,26 @@ from twinrun.parity.logs import (
 # A file of one JSON value is read whole.
 LARGEST_JSON = 1 << 28
 _HEAD = 1 << 16
+_ADDRESS = re.compile(r"(https?):/+")
 _EVENTS, _OFFLINE = "*tfevents*", "*.wandb"
 
 
-def read_log(path: Path, *, series: str = "") -> LoggedCurve:
+def read_log(path: Path, *, series: str = "", pattern: str = "") -> LoggedCurve:
     """Return the loss curve of a log.
 
     Args:
-        path: a file, or a folder with event files of TensorBoard, with an offline run of W&B or with a
-            trainer_state.json.
-        series: name of the column, key or tag; the usual names of a training loss where empty.
+        path: a file, its address on the web, or a folder with event files of TensorBoard, with an offline
+            run of W&B or with a trainer_state.json.
+        series: name of the column, key, tag or number in a line; the usual names of a loss where empty.
+        pattern: regular expression with the groups `step` and `loss`, for lines of any program.
 
     Raises:
         InputError: no such file, not a regular file, or no loss in it.
     """
     source = log_name(path)
+    if _ADDRESS.match(source):
+        return _read_address(source, series, pattern)
+    asked = format_of(pattern=pattern)
     try:
         if path.is_dir():
             return _read_folder(path, series)
@@ -58,6 +68,8 @@ def read_log(path: Path, *, series: str = "") -> LoggedCurve:
             head = raw.read(_HEAD) or b""
             raw.seek(0)
             with io.BufferedReader(cast("io.RawIOBase", raw)) as stream:
+                if asked:
+                    return read_lines(text_lines(stream), source=source, asked=asked)
                 return _read_file(stream, head, path, series)
     except OSError as error:
         allowed = "a record, a run folder, or a log of another program"
@@ -103,13 +115,30 @@ def _read_file(stream: IO[bytes], head: bytes, path: Path, series: str) -> Logge
     first = head.split(b"\n", 1)[0].strip()
     # A dictionary as Python prints it is no JSON.
     row = _json_or_none(first) if start == b"{" else None
-    if row is not None and "log_history" not in row:
+    tables = row.values() if isinstance(row, dict) else ()
+    if row is not None and "log_history" not in row and not any(map(_is_golden, tables)):
         return _json_lines(stream, series, source=source)
     if row is not None or (start in {b"{", b"["} and (path.suffix == ".json" or first in {b"{", b"["})):
         return _json(read_regular(path, limit=LARGEST_JSON, links=True), series, source=source)
     if sign := _separator(first.decode("utf-8", errors="replace")):
         return _table(stream, sign, series, source=source)
-    return read_lines(text_lines(stream), source=source)
+    return read_lines(text_lines(stream), source=source, asked=format_of(series=series))
+
+
+def _read_address(source: str, series: str, pattern: str) -> LoggedCurve:
+    """Return the curve of a public log on the web, which is read once and not kept."""
+    address = _ADDRESS.sub(r"\1://", source)
+    try:
+        # The address begins with http: no file of this machine is opened.
+        opened = urllib.request.urlopen(address, timeout=60)  # noqa: S310
+        with tempfile.TemporaryDirectory() as folder, opened as answer:
+            file = Path(folder, Path(urllib.parse.urlparse(address).path).name or "log")
+            file.write_bytes(answer.read(LARGEST_JSON))
+            found = read_log(file, series=series, pattern=pattern)
+    except OSError as error:
+        reason = str(getattr(error, "reason", error))
+        raise InputError("the address gives no log", place=address, found=reason) from None
+    return found.model_copy(update={"source": address})
 
 
 def _json_or_none(text: bytes | str) -> Any:
@@ -130,32 +159,21 @@ def _separator(header: str) -> str:
 
 
 def _table(stream: IO[bytes], sign: str, series: str, *, source: str) -> LoggedCurve:
-    rows = csv.reader(text_lines(stream), delimiter=sign)
-    header = [name.strip() for name in next(rows)]
-    step = step_key(dict.fromkeys(header))
-    assert step
-    loss = series_called((name for name in header if name != step), series, source=source)
-    places, unread = (header.index(step), header.index(loss)), [0]
+    rows = csv.DictReader(text_lines(stream), delimiter=sign, skipinitialspace=True)
 
-    def points() -> Iterator[LossStep]:
+    def named() -> Iterator[dict[str, Any]]:
         for row in rows:
-            if len(row) > len(header) and sign == ",":
+            if None in row and sign == ",":
                 raise InputError(
                     "a row has more fields than the header",
                     place=f"{source}:{rows.line_num}",
-                    found=sign.join(row),
-                    allowed=f"{len(header)} fields",
+                    allowed=f"{len(rows.fieldnames or ())} fields",
                     hint="where decimals have commas, separate columns by semicolons",
                 )
-            one = point_of(*(row[place] for place in places)) if len(row) > max(places) else None
             # Exports leave the cell empty at steps that another series has.
-            if one is None:
-                unread[0] += any(row) and (len(row) <= max(places) or bool(row[places[1]].strip()))
-            else:
-                yield one
+            yield {name.strip(): cell for name, cell in row.items() if name and cell}
 
-    found = list(points())
-    return curve_of(found, source=source, form="a table", series=loss, notes=_unread(unread[0], "row"))
+    return _rows(named(), series, source=source, form="a table", names=rows.fieldnames or ())
 
 
 def _unread(count: int, what: str) -> list[str]:
@@ -163,21 +181,18 @@ def _unread(count: int, what: str) -> list[str]:
 
 
 def _json_lines(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
-    unread, own = [0], dict[str, None]()
+    own = dict[str, None]()
 
     def rows() -> Iterator[dict[str, Any]]:
-        for line in text_lines(stream):
-            if not line.strip():
-                continue
+        for line in filter(str.strip, text_lines(stream)):
             row = _json_or_none(line)
-            if not isinstance(row, dict):
-                unread[0] += 1
             # Control runs of ours stand in the file of the run itself.
-            elif not row.get("control"):
+            if isinstance(row, dict) and not row.get("control"):
                 own[str(row.get("point", ""))] = None
-                yield row
+            if not isinstance(row, dict) or not row.get("control"):
+                yield row if isinstance(row, dict) else {}
 
-    found = _rows(rows(), series, source=source, form="JSON lines", unread=unread)
+    found = _rows(rows(), series, source=source, form="JSON lines")
     if len(own) > 1:
         raise InputError(
             "lines of several points, each with steps of its own",
@@ -190,32 +205,34 @@ def _json_lines(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
 
 
 def _rows(
-    rows: Iterable[dict[str, Any]], series: str, *, source: str, form: str, unread: list[int]
+    rows: Iterable[dict[str, Any]], series: str, *, source: str, form: str, names: Iterable[str] = ()
 ) -> LoggedCurve:
-    """Return the curve of rows with keys; rows of other quantities lack the loss."""
-    loss, names, points, stepped = series, dict[str, None](), list[LossStep](), False
+    """Return the curve of rows with keys; rows of other quantities lack the loss, empty ones are unread."""
+    loss, points, stepped, unread = series, list[LossStep](), False, 0
+    known = dict.fromkeys(names)
     for row in rows:
+        unread += not row
         step = step_key(row)
         stepped = stepped or step is not None
         if not loss or loss not in row:
-            names |= dict.fromkeys(name for name, value in row.items() if isinstance(value, int | float))
+            known |= dict.fromkeys(name for name, value in row.items() if isinstance(value, int | float))
             loss = loss or _first_loss(row, source)
         if step is None or loss not in row:
             continue
         if one := point_of(row[step], row[loss]):
             points.append(one)
         else:
-            unread[0] += 1
-    if not points and names and not stepped:
+            unread += 1
+    if not points and known and not stepped:
         raise InputError(
             "no key here is known to be the step",
             place=source,
-            found=list(names)[:40],
+            found=list(known)[:40],
             allowed=list(formats().keys.step),
         )
     if not points:
-        raise no_loss(source, series=series, known=names)
-    return curve_of(points, source=source, form=form, series=loss, notes=_unread(unread[0], "row"))
+        raise no_loss(source, series=series, known=known)
+    return curve_of(points, source=source, form=form, series=loss, notes=_unread(unread, "row"))
 
 
 def _first_loss(row: dict[str, Any], source: str) -> str:
@@ -230,10 +247,28 @@ def _json(content: bytes, series: str, *, source: str) -> LoggedCurve:
     form = "JSON"
     if isinstance(data, dict) and isinstance(data.get("log_history"), list):
         data, form = data["log_history"], "trainer_state.json"
+    if isinstance(data, dict):
+        return _golden(data, series, source=source)
     if not isinstance(data, list):
         raise no_loss(source)
-    rows = [one for one in data if isinstance(one, dict)]
-    return _rows(rows, series, source=source, form=form, unread=[len(data) - len(rows)])
+    return _rows((one if isinstance(one, dict) else {} for one in data), series, source=source, form=form)
+
+
+def _is_golden(table: Any) -> bool:
+    return isinstance(table, dict) and isinstance(table.get("values"), dict | list)
+
+
+def _golden(data: dict[str, Any], series: str, *, source: str) -> LoggedCurve:
+    """Return a curve of Megatron-LM's golden values: values by step, or a list with its first step."""
+    tables = {name: one for name, one in data.items() if _is_golden(one)}
+    name = series_called(tables, series, source=source)
+    values = tables[name]["values"]
+    if isinstance(values, list):
+        first, gap = tables[name].get("start_step", 0), tables[name].get("step_interval", 1)
+        values = {str(first + place * gap): one for place, one in enumerate(values)}
+    points = [found for step, one in values.items() if (found := point_of(step, one))]
+    unread = _unread(len(values) - len(points), "value")
+    return curve_of(points, source=source, form="golden values", series=name, notes=unread)
 
 
 def _demand(package: str, install: str, *, source: str) -> None:
@@ -244,21 +279,26 @@ def _demand(package: str, install: str, *, source: str) -> None:
 def _tensorboard(files: list[Path], series: str, *, source: str) -> LoggedCurve:
     """Return the scalars of one tag, of all files in the order of their names, which have their times."""
     _demand("tensorboard", 'pip install "twinrun[track]"', source=source)
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader, RawEventFileLoader
     from tensorboard.util.tensor_util import make_ndarray
 
     found: dict[str, list[LossStep]] = {}
+    notes: list[str] = []
     for file in files:
         with open_regular(file, links=True):
             pass
+        # A length and two checksums stand around each event.
+        read = sum(len(event) + 16 for event in RawEventFileLoader(str(file)).Load())
         for event in EventFileLoader(str(file)).Load():
             for value in event.summary.value:
                 if value.metadata.plugin_data.plugin_name == "scalars":
                     # An event file holds fp32.
                     number_of = float(make_ndarray(value.tensor).reshape(-1)[0])
                     found.setdefault(value.tag, []).append(LossStep(event.step, number_of, -1))
+        if read < file.stat().st_size:
+            notes.append(f"{file.name} is damaged or cut at byte {read} of {file.stat().st_size}")
     tag = series_called(found, series, source=source)
-    return curve_of(found[tag], source=source, form="TensorBoard", series=tag, exact=True)
+    return curve_of(found[tag], source=source, form="TensorBoard", series=tag, notes=notes, exact=True)
 
 
 def _offline(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
@@ -268,7 +308,7 @@ def _offline(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
 
     rows: list[dict[str, Any]] = []
     ended = False
-    for content in log_entries(stream, source=source):
+    for content in log_entries(stream):
         line = Record()
         line.ParseFromString(content)
         ended = ended or line.HasField("exit")
@@ -278,18 +318,19 @@ def _offline(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
         for item in line.history.item:
             row[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
         rows.append(row)
-    found = _rows(rows, series, source=source, form="a W&B offline run", unread=[0])
-    notes = found.notes if ended else (*found.notes, "the file has no end of the run: later steps may lack")
+    found = _rows(rows, series, source=source, form="a W&B offline run")
+    notes = (
+        found.notes
+        if ended
+        else (*found.notes, "the file ends, or is damaged, before the end of the run: later steps may lack")
+    )
     return found.model_copy(update={"unit": 0.0, "notes": notes})
 
 
-def log_entries(stream: IO[bytes], *, source: str) -> Iterator[bytes]:
+def log_entries(stream: IO[bytes]) -> Iterator[bytes]:
     """Yield the entries of a file in LevelDB's log format, as W&B writes it: blocks of 32 KiB, 7 bytes ahead.
 
-    An entry that is cut off, as of a run that still goes on, ends the file.
-
-    Raises:
-        InputError: a part of an entry is not what its checksum says.
+    An entry that is cut off, as of a run that still goes on, or is not what its checksum says ends the file.
     """
     size, header = 1 << 15, 7
     # W&B's own header is the start of the first block.
@@ -305,7 +346,7 @@ def log_entries(stream: IO[bytes], *, source: str) -> Iterator[bytes]:
         if len(content) < length or kind == 0:
             return
         if zlib.crc32(content, zlib.crc32(head[-1:])) != checksum:
-            raise InputError("a part of the file is damaged", place=source, found=f"at byte {place}")
+            return
         place += header + length
         # 1 is a whole entry, 2 the first part of one, 3 a further and 4 the last.
         parts = content if kind in {1, 2} else parts + content
