@@ -146,8 +146,8 @@ class Tracer:
     def _of_all_ranks(self) -> dict[str, Tensor]:
         """Return the digests of the activations, summed over the samples of all ranks.
 
-        What is the same in each call, such as a table of positions, has no samples: it counts once, however many
-        microbatches and ranks there are.
+        What is the same in each call, such as a table of positions, has no samples: it counts once, however
+        many microbatches and ranks there are.
         """
         import torch
 
