@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from tests.execution.clusters import (
     trained,
     until,
 )
+from tests.execution.test_batch_script import SITES, golden
 from twinrun.cli import sites
 from twinrun.execution.engine import NodeCommand
 from twinrun.execution.schedulers import Submission, client_of, load_scheduler
@@ -90,6 +92,16 @@ def test_what_sbatch_refuses_is_the_sites_fault(site: LoadedSite, folder: Path, 
         submitted(changed(site, **{key: "nonsense"}), folder / f"refused-{key}")
     assert str(caught.value.place).endswith("cluster.toml:site.local")
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", [name for name, one in SITES.items() if one.site.scheduler == "slurm"])
+def test_sbatch_reads_the_script_of_every_site(site: LoadedSite, folder: Path, name: str) -> None:
+    """It knows each option, and refuses a name that this cluster does not have."""
+    file = folder / f"{name}.sh"
+    file.write_text(golden(name, SITES[name].site.launcher, "venv"), encoding="utf-8")
+    with pytest.raises(RunError) as caught:
+        client_of(site).ask("sbatch", "--test-only", str(file))
+    assert re.search("nvalid (generic resource|partition|account|qos|feature)", str(caught.value.found))
 
 
 def test_a_run_folder_that_nodes_do_not_see_is_refused(site: LoadedSite) -> None:
