@@ -14,6 +14,7 @@ import pytest
 from twinrun.execution.engine import Command, Engine, NodeCommand, Workspace
 from twinrun.execution.engines import ENGINES
 from twinrun.execution.interpreter import Interpreter
+from twinrun.foundation.processes import LocalProcess
 
 NAME = "fake"
 
@@ -80,7 +81,7 @@ class FakeEngine(Interpreter):
         return json.dumps({"python": self._script.python, "packages": dict(self._script.packages)})
 
 
-class FakeRunning:
+class FakeRunning(LocalProcess):
     """Plays the launch of one job; a command without a job ends well at once."""
 
     def __init__(self, script: Script, command: NodeCommand, log: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import docker
 import pytest
 
-from twinrun.execution.container import LABEL
+from twinrun.execution.containers import LABEL
 from twinrun.manifests.stack import load_stack
 
 pytestmark = pytest.mark.image

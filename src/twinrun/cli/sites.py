@@ -10,10 +10,10 @@ from rich.console import Group
 
 from twinrun.cli.console import Shown, demand_with, demand_without, tell
 from twinrun.execution.engine import log_folder
-from twinrun.execution.pending import FOLDER, Pending, all_pending
 from twinrun.execution.schedulers import client_of, load_scheduler
 from twinrun.execution.site_checks import check_site, describe
 from twinrun.execution.site_qualification import contradictions, qualification_file
+from twinrun.execution.task import FOLDER, Pending, all_pending
 from twinrun.foundation.cache import SHIPPED, project_root, runs_folder
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.foundation.files import write_atomically

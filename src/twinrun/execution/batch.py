@@ -12,8 +12,7 @@ from pydantic import Field
 
 from twinrun.execution import shell
 from twinrun.execution.job_script import LOG, SCRIPT, SET_UP_FAILED, STATUS_FILE, Dialect, JobScript
-from twinrun.execution.pending import SchedulerSilentError
-from twinrun.execution.task import Abilities, Start, Task
+from twinrun.execution.task import Abilities, SchedulerSilentError, Start, Task
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen

@@ -1,4 +1,9 @@
-"""Docker and Podman: each command is a container of its own, without privileges, by the command line."""
+"""Docker and Podman: each command is a container of its own, without privileges, by the command line.
+
+A container ends with who started it. Its first process runs beside a reader of standard input, which whoever
+starts it holds open: once a line has come, the end of the input ends all processes. So nothing outlives a
+client that was killed, whether a scheduler did it or the machine ran out of memory.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +18,9 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
-from twinrun.execution.container import (
-    DOCKER,
-    LABEL,
-    PODMAN,
-    SHARED_MEMORY,
-    TEMPORARY_SIZE,
-    WORKING_FOLDER,
-    Container,
-    Program,
-)
-from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Say, Workspace
+from twinrun.execution.engine import PYTHON, Command, Container, Engine, NodeCommand, Say, Workspace
 from twinrun.execution.shell import FIRST_NODE
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.files import sha256_of_bytes
@@ -36,6 +31,18 @@ from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Vendor
 from twinrun.protocol.allocation import IMAGE_VARIABLE
 
+# Ranks exchange batches and gradients through shared memory; the default of 64 MB ends in a bus error.
+SHARED_MEMORY = "16g"
+# Compiled kernels are loaded from /tmp.
+TEMPORARY_SIZE = "8g"
+WORKING_FOLDER = "/twinrun/project"
+# Every container of ours carries this label, which tells it from others on the machine.
+LABEL = "dev.twinrun.container"
+# The line that comes first says for how many seconds processes that are told to end are waited for.
+GUARD = (
+    "exec 3<&0 </dev/null; { read -r seconds <&3 && { while read -r _ <&3; do :; done; "
+    'kill -TERM -1; sleep "$seconds"; kill -KILL -1; }; } 2>/dev/null & exec 3<&-; exec python3 "$@"'
+)
 # Adapters whose own protocol a process speaks to past the kernel.
 _INFINIBAND = ("/dev/infiniband",)
 # With which both programs say that they could start nothing.
@@ -47,6 +54,24 @@ _VARIABLES = {
     "HOME": "/tmp",  # noqa: S108
     "USER": "twinrun",
 }
+
+
+class Program(NamedTuple):
+    """A program that runs containers, with what is its own."""
+
+    name: str
+    cgroup: tuple[str, str, str]
+    """See `Container`."""
+    rootless: str
+    """Template of `info` whose answer has the word `rootless` or `true` where root inside is the caller."""
+    gpus: bool
+    """Whether `--gpus` asks for a driver's devices; else each has a name (container device interface)."""
+
+
+_DRIVER = "{{.CgroupDriver}}", "cgroupfs", '--cgroup-parent "$parent"'
+DOCKER = Program("docker", _DRIVER, "{{json .SecurityOptions}}", gpus=True)
+_RUNTIME = "{{.Host.OCIRuntime.Name}}", "crun", "--cgroups=disabled"
+PODMAN = Program("podman", _RUNTIME, "{{.Host.Security.Rootless}}", gpus=False)
 
 
 class ContainerEngine(Engine):
@@ -134,14 +159,14 @@ class ContainerEngine(Engine):
         found = Container(
             program=self.program.name,
             image=self._image,
-            options=(),
             arguments=command.arguments[1:],
             variables=variables,
             mounts=(*mounts, *(nodes.bound if nodes else ())),
             groups_of=self._vendor.container.groups_of if nodes else (),
+            cgroup=self.program.cgroup,
         )
-        found = found.model_copy(update={"options": tuple(self._options(command, found))})
-        words = found.run_arguments()
+        guard = (self._image, "-c", GUARD, "twinrun", *found.arguments)
+        words = (found.program, "run", *self._options(command, found), *guard)
         return NodeCommand(arguments=words, variables={}, folder=workspace.root, container=found)
 
     def _options(self, command: Command, container: Container) -> Iterator[str]:

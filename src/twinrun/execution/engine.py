@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import Field
 
-from twinrun.execution.container import Container
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.processes import LocalProcess, read_output
-from twinrun.manifests.cluster import Site
+from twinrun.manifests.cluster import Bind, Site
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Vendor
 from twinrun.protocol.job import STOPPED_FILE
@@ -89,6 +87,22 @@ class Command(Frozen):
     """Whether it talks to other nodes; all others are without a network where the engine can do that."""
 
 
+class Container(Frozen):
+    """A container that runs one command under the image's interpreter."""
+
+    program: str
+    image: str
+    arguments: tuple[str, ...]
+    """After the interpreter."""
+    variables: dict[str, str]
+    mounts: tuple[Bind, ...]
+    groups_of: tuple[str, ...] = ()
+    """Patterns of files whose groups a script on the node adds: it alone knows their numbers."""
+    cgroup: tuple[str, str, str]
+    """Template of the program's `info`, the answer with which a container can be put into the control group
+    of its job, and the words that do it; `$parent` is that group."""
+
+
 class NodeCommand(Frozen):
     """One process of a node, which any shell there can start: what an engine makes of a command."""
 
@@ -103,16 +117,6 @@ class NodeCommand(Frozen):
     """With which srun starts it inside the stack; nothing else can start it then."""
     srun_variables: dict[str, str] = Field(default_factory=dict)
     """What srun then needs in its own environment."""
-
-
-class ProcessGroup(Protocol):
-    """A started process and all its children."""
-
-    def poll(self) -> int | None:
-        """Return the exit status, or None while it runs."""
-
-    def stop(self) -> None:
-        """End the process and its children, politely first; returns when they are gone."""
 
 
 class Engine:
@@ -152,7 +156,7 @@ class Engine:
         """Return what happened to files of an environment since it was installed; an image has its digest."""
         return {}
 
-    def start(self, command: NodeCommand, *, log: Path) -> ProcessGroup:
+    def start(self, command: NodeCommand, *, log: Path) -> LocalProcess:
         """Start on this machine what `render` returned, with its output in `log`."""
         return LocalProcess(command.arguments, variables=command.variables, folder=command.folder, log=log)
 

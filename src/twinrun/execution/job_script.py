@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinrun.execution import shell
-from twinrun.execution.engine import stop_file
+from twinrun.execution.engine import Container, stop_file
 from twinrun.execution.task import Task
 from twinrun.manifests.cluster import LoadedSite
+from twinrun.protocol.allocation import IMAGE_VARIABLE
 
 SCRIPT, STATUS_FILE, LOG = "job.sh", "status", "launcher.log"
 # Exit status of a job whose set-up line failed, and of `set_up` in its script.
@@ -128,7 +129,7 @@ class JobScript:
         if command.container:
             place = shell.NODE if task.identity is None else shell.RANK
             yield f'name=twinrun-"${shell.PORT}"-"${place}"'
-            yield from command.container.node_lines()
+            yield from _container_lines(command.container)
             words[2:2] = ['--name "$name"', '"${groups[@]}"', '"${cgroup[@]}"']
             # Its own input, which nobody else holds: where this process ends, the container does.
             held = " <> <(echo 0)"
@@ -182,3 +183,23 @@ class JobScript:
     def word(self, text: str, *, names: tuple[str, ...] = _NAMES) -> str:
         """Return `text` as one word of the script, in which only our own variables are replaced."""
         return shell.quoted(text, names, line=True)
+
+
+def _container_lines(container: Container) -> Iterator[str]:
+    """Yield lines of a node's script that set the image's ID and the words `groups` and `cgroup`.
+
+    A container of the name that `$name` has, which nothing else on the node bears, is removed.
+    """
+    program, (template, fits, words) = container.program, container.cgroup
+    yield f"{IMAGE_VARIABLE}=\"$({program} image inspect --format '{{{{.Id}}}}' {container.image})\""
+    yield f"export {IMAGE_VARIABLE}"
+    yield "groups=() cgroup=()"
+    yield f'{program} rm --force "$name" > /dev/null 2>&1 || true'
+    if container.groups_of:
+        # Their numbers are those of this node, which need not be those of another.
+        add = 'groups+=(--group-add "$(stat --format=%g "$file")")'
+        yield f"for file in {' '.join(container.groups_of)}; do [[ ! -e $file ]] || {add}; done"
+    # The group of Slurm's step, in either version of the kernel's interface, without the task's own part.
+    job = r"s/^[^:]*:\(memory\|\):\(.*\/job_.*\)\/[^/]*$/\2/p"
+    yield f"parent=$(sed -n '{job}' /proc/self/cgroup | tail -n 1)"
+    yield f"[[ -z $parent || $({program} info --format '{template}') != {fits} ]] || cgroup=({words})"

@@ -25,9 +25,8 @@ from twinrun.execution.engine import (
 )
 from twinrun.execution.failures import Pulses, failure_of, with_last_words
 from twinrun.execution.launchers import Launcher, Rendezvous
-from twinrun.execution.pending import Pending, SchedulerSilentError, forget_pending, remember
 from twinrun.execution.schedulers import Scheduler, Submission
-from twinrun.execution.task import Task
+from twinrun.execution.task import Pending, SchedulerSilentError, Task, forget_pending, remember
 from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import load_json

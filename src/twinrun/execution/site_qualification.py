@@ -15,8 +15,8 @@ from pathlib import Path
 
 from twinrun.execution.batch import BatchScheduler
 from twinrun.execution.engine import Engine, log_folder, point_folder
-from twinrun.execution.pending import forget_pending
 from twinrun.execution.ranks import METRICS, Launch, RankCommands, Ranks, rank_reports
+from twinrun.execution.task import forget_pending
 from twinrun.foundation.errors import InputError, RunError, TwinrunError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
 from twinrun.foundation.manifest import Frozen, load_json

@@ -1,4 +1,4 @@
-"""What a scheduler is asked to start for one point, and what it can do for a launcher."""
+"""What a scheduler is asked to start for one point, and what a run has submitted and not collected yet."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from twinrun.execution.engine import NodeCommand, ProcessGroup
-from twinrun.foundation.manifest import Frozen
+from twinrun.execution.engine import NodeCommand
+from twinrun.foundation.errors import RunError
+from twinrun.foundation.files import write_atomically
+from twinrun.foundation.manifest import Frozen, load_json
+from twinrun.foundation.processes import LocalProcess
 
+# Holds a file for each point that waits to be collected, so that another process goes on with it.
+FOLDER = "jobs"
 # Starts a command on this machine with its output in a file, as the engine does it that rendered it.
-Start = Callable[[NodeCommand, Path], ProcessGroup]
+Start = Callable[[NodeCommand, Path], LocalProcess]
 
 
 class Abilities(Frozen):
@@ -40,3 +45,48 @@ class Task(Frozen):
     def job_name(self) -> str:
         """Return the name of a job, in which no scheduler finds a letter that it refuses."""
         return f"twinrun-{re.sub(r'[^A-Za-z0-9_.=@-]', '_', self.point)[:60]}"
+
+
+class SchedulerSilentError(RunError):
+    """A scheduler does not answer; what it was given may still run."""
+
+
+class Pending(Frozen):
+    """A launch that a scheduler has taken."""
+
+    point: str
+    place: int
+    """Which of the attempts of the plan it is, counted from 0."""
+    attempt: str
+    """What the lines of its metrics carry."""
+    scheduler: str
+    site: str
+    handle: str
+    """How the scheduler calls it."""
+    detached: bool
+    """Whether it goes on when the process that follows it is interrupted."""
+
+
+def remember(run: Path, pending: Pending) -> None:
+    """Write that a launch was submitted, whole or not at all."""
+    write_atomically(_file(run, pending.point), pending.model_dump_json() + "\n")
+
+
+def forget_pending(run: Path, point: str) -> None:
+    """Remove what was written of a launch that has been collected, or will never be."""
+    _file(run, point).unlink(missing_ok=True)
+
+
+def pending_of(run: Path, point: str) -> Pending | None:
+    """Return what was submitted for a point and not collected, None where there is nothing."""
+    file = _file(run, point)
+    return load_json(file, Pending) if file.is_file() else None
+
+
+def all_pending(run: Path) -> tuple[Pending, ...]:
+    """Return all that a run has submitted and not collected."""
+    return tuple(load_json(file, Pending) for file in sorted((run / FOLDER).glob("*.json")))
+
+
+def _file(run: Path, point: str) -> Path:
+    return run / FOLDER / f"{point}.json"

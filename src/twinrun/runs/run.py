@@ -17,8 +17,8 @@ from twinrun.execution.environment import (
     steering_variables,
 )
 from twinrun.execution.kernels import PROCESSOR, kernel_variables
-from twinrun.execution.pending import all_pending
 from twinrun.execution.ranks import METRICS, Ranks
+from twinrun.execution.task import all_pending
 from twinrun.foundation.cache import prune_bytecode
 from twinrun.foundation.errors import InputError, RunInterruptedError
 from twinrun.foundation.files import sha256_of_file, write_atomically

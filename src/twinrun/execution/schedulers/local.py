@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from twinrun.execution.engine import ProcessGroup
 from twinrun.execution.task import Abilities, Start, Task
 from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.processes import LocalProcess
 from twinrun.manifests.cluster import LoadedSite
 
 
@@ -66,7 +66,7 @@ class Local:
 class LocalSubmission:
     """The command of this machine."""
 
-    def __init__(self, running: ProcessGroup, log: Path) -> None:
+    def __init__(self, running: LocalProcess, log: Path) -> None:
         self._running, self._log, self.handle = running, log, ""
 
     @property

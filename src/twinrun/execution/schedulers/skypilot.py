@@ -14,7 +14,7 @@ from pathlib import Path
 
 from twinrun.execution import shell
 from twinrun.execution.batch import BatchScheduler, JobState, NodeState
-from twinrun.execution.container import Container
+from twinrun.execution.engine import Container
 from twinrun.execution.job_script import STATUS_FILE, JobScript
 from twinrun.execution.task import Task
 from twinrun.foundation.errors import RunError
