@@ -25,7 +25,6 @@ from twinrun.execution.shell import FIRST_NODE
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.files import sha256_of_bytes
 from twinrun.foundation.processes import GRACE_SECONDS, LocalProcess, end_of, last_lines, read_output
-from twinrun.manifests.cluster import Bind
 from twinrun.manifests.image_identity import image_configuration
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Vendor
@@ -89,12 +88,14 @@ class ContainerEngine(Engine):
         self._image, self._vendor, self._workspace = image, vendor, workspace
         self._entry = ("--entrypoint", PYTHON) if own else ()
         self._user = f"{os.getuid()}:{os.getgid()}"
-        recipe, source, place = workspace.recipe, workspace.source, workspace.place
-        mounts = {workspace.run: "run", workspace.data: "data", workspace.root: "project"}
-        mounts |= {recipe: "recipe"} if recipe else {}
-        mounts |= {source: "source"} if source else {}
-        mounts |= {place: "checkpoints"} if place else {}
-        self._mounts = {folder: f"/twinrun/{name}" for folder, name in mounts.items()}
+        # The inner of two folders first.
+        names: dict[str, Path | None] = {
+            "run": workspace.run,
+            "data": workspace.data,
+            "project": workspace.root,
+        }
+        names |= {"recipe": workspace.recipe, "source": workspace.source, "checkpoints": workspace.place}
+        self._mounts = {folder: f"/twinrun/{name}" for name, folder in names.items() if folder}
 
     @classmethod
     def unusable(cls, *, stack: LoadedStack, vendor: Vendor) -> str | None:
@@ -151,17 +152,12 @@ class ContainerEngine(Engine):
             **{name: os.environ[name] for name in sorted(names)},
             **command.variables,
         }
-        writable = workspace.writable(data=command.writes_data)
-        mounts = [
-            Bind(host=str(host), inside=inside, mode="rw" if host in writable else "ro")
-            for host, inside in self._mounts.items()
-        ]
         found = Container(
             program=self.program.name,
             image=self._image,
             arguments=command.arguments[1:],
             variables=variables,
-            mounts=(*mounts, *(nodes.bound if nodes else ())),
+            mounts=workspace.binds(self.inside, data=command.writes_data),
             groups_of=self._vendor.container.groups_of if nodes else (),
             cgroup=self.program.cgroup,
         )

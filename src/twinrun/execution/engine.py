@@ -44,9 +44,14 @@ class Workspace(Frozen):
     place: Path | None = None
     """A folder outside the run that ranks save checkpoints in."""
 
-    def writable(self, *, data: bool) -> set[Path]:
-        """Return the folders that a command may write to; `data`: prepared data sets too."""
-        return {self.run, *([self.place] if self.place else []), *([self.data] if data else [])}
+    def binds(self, inside: Callable[[Path], str], *, data: bool) -> tuple[Bind, ...]:
+        """Return what a container sees, the outer of two folders first; `data`: it may write to data sets."""
+        writable = {self.run, self.place, *([self.data] if data else [])}
+        folders = filter(None, (self.root, self.data, self.run, self.recipe, self.source, self.place))
+        own = [
+            Bind(host=str(one), inside=inside(one), mode="rw" if one in writable else "ro") for one in folders
+        ]
+        return (*own, *(self.nodes.bound if self.nodes else ()))
 
     @property
     def search_path(self) -> tuple[Path, ...]:

@@ -11,7 +11,6 @@ from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Say, 
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import sha256_of_file
-from twinrun.manifests.cluster import Bind
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Vendor
 
@@ -76,16 +75,6 @@ class ImageFile(Engine):
             **command.variables,
         }
 
-    def _mounts(self, command: Command) -> Iterator[Bind]:
-        """Yield each folder, with `rw` where `command` may write to it, else `ro`."""
-        workspace = self._workspace
-        folders = (workspace.root, workspace.data, workspace.run, workspace.recipe, workspace.source)
-        writable = workspace.writable(data=command.writes_data)
-        for folder in filter(None, (*folders, workspace.place)):
-            yield Bind(host=str(folder), inside=str(folder), mode="rw" if folder in writable else "ro")
-        if workspace.nodes:
-            yield from workspace.nodes.bound
-
 
 class Apptainer(ImageFile):
     """Writes each command as an `exec` in the file, which may write to the run folder, /tmp and /dev/shm."""
@@ -109,7 +98,7 @@ class Apptainer(ImageFile):
         # That of the node; the user's own may not be there, and what is installed in it is not the stack's.
         # As the home it is mounted by itself; as `tmp` it would bring /var/tmp along.
         yield from ("--home", _TEMPORARY_FOLDER, "--no-mount", "cwd,tmp", *self._vendor.container.apptainer)
-        for bind in self._mounts(command):
+        for bind in self._workspace.binds(str, data=command.writes_data):
             # In quotes, for --mount takes comma-separated values.
             source, target = (one.replace('"', '""') for one in (bind.host, bind.inside))
             only = ",ro" if bind.mode == "ro" else ""
@@ -140,7 +129,7 @@ class Pyxis(ImageFile):
 
     def render(self, command: Command) -> NodeCommand:
         """Return `command` with what srun is told; raises InputError for a folder that it cannot name."""
-        binds = list(self._mounts(command))
+        binds = self._workspace.binds(str, data=command.writes_data)
         for bind in binds:
             if set(",: ") & set(bind.host + bind.inside):
                 message = "no mount of Pyxis can name this folder"
