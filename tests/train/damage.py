@@ -5,8 +5,11 @@ from __future__ import annotations
 import pickle
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.trials import Trials
 
 # The oldest that is binary and the newest are tried for every change, the others by night.
 QUICK_PROTOCOLS = (2, pickle.HIGHEST_PROTOCOL)
@@ -17,6 +20,15 @@ PROTOCOLS = [
 # Files of prepared data, and last a shard whose encoding says that it is a pickle.
 DATA_PLACES = ("corpus.json", "index.json", "hashes.bin", "shard.00000.mds", "encoding")
 KINDS = ("flip", "flip", "flip", "truncate", "zero", "swap", "missing")
+
+
+def day_and_night(planned: Trials) -> list[Any]:
+    """Return number and seed of the trials of a change, and of those of a night."""
+    seed = planned.seed or 0
+    return [
+        pytest.param(planned.change, seed, id="day"),
+        pytest.param(planned.nightly, seed + 1, marks=pytest.mark.trials, id="night"),
+    ]
 
 
 class Attack:

@@ -18,7 +18,7 @@ pytest.importorskip("streaming")
 
 from streaming.base.format.mds.writer import MDSWriter
 
-from tests.train.damage import DATA_PLACES, KINDS, PROTOCOLS, Attack, damage
+from tests.train.damage import DATA_PLACES, KINDS, PROTOCOLS, Attack, damage, day_and_night
 from tests.train.small import SHAPE, MakeJob
 from tests.trials import DAMAGED_DATA
 from twinrun.foundation.errors import InputError, RunError
@@ -108,10 +108,13 @@ def beside_a_run(folder: Path, other: Path, samples: Any, count: int, draw: rand
     return ""
 
 
-def trials(prepared: tuple[Path, Path], job: TrainingJob, place: Path, count: int, seed: int) -> None:
-    draw, found, folder = random.Random(seed), Counter[str](), place / "data"
+@pytest.mark.parametrize(("count", "seed"), day_and_night(DAMAGED_DATA))
+def test_no_damage_is_trained_on(
+    prepared: tuple[Path, Path], make_job: MakeJob, tmp_path: Path, count: int, seed: int
+) -> None:
+    draw, found, folder = random.Random(seed), Counter[str](), tmp_path / "data"
     shutil.copytree(prepared[0], folder)
-    job = job.model_copy(update={"data": str(folder)})
+    job = make_job().model_copy(update={"data": str(folder)})
     corpus = load_corpus(job)
     samples = load_batches(job, corpus).dataset
     for number in range(count):
@@ -159,12 +162,3 @@ def test_no_pickle_in_data_is_executed(
     assert not mark.exists()
     pickle.loads(attack)
     assert mark.exists(), "the attack works where a pickle is read"
-
-
-def test_no_damage_is_trained_on(prepared: tuple[Path, Path], make_job: MakeJob, tmp_path: Path) -> None:
-    trials(prepared, make_job(), tmp_path, DAMAGED_DATA.change, DAMAGED_DATA.seed or 0)
-
-
-@pytest.mark.trials
-def test_no_damage_is_ever_trained_on(prepared: tuple[Path, Path], make_job: MakeJob, tmp_path: Path) -> None:
-    trials(prepared, make_job(), tmp_path, DAMAGED_DATA.nightly, (DAMAGED_DATA.seed or 0) + 1)
