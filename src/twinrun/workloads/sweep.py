@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.errors import InputError, MachineError, require_known
 from twinrun.foundation.text import plural
 from twinrun.manifests.recipe import Sweep
 from twinrun.protocol.allocation import Placement
@@ -64,6 +64,16 @@ def placements(
     because = f"{plural(hardware.nodes or 0, 'node')} can be had"
     left_out = (Choice(name="left out", value=lost, because=because),) if lost else ()
     return SweepPlacements([_nodes(count, node) for count in kept], left_out)
+
+
+def chosen(asked: Any, default: tuple[str, ...], known: Iterable[str], *, key: str) -> tuple[str, ...]:
+    """Return the names that `--set KEY=A,B` asked for, or the default; raises InputError."""
+    if asked is None:
+        return default
+    names = tuple(map(str, asked if isinstance(asked, list) else str(asked).split(",")))
+    for name in names:
+        require_known(name, known, "no such name", place=f"--set {key}")
+    return tuple(dict.fromkeys(names))
 
 
 def _asked(overrides: dict[str, Any]) -> tuple[str | None, tuple[int, ...]]:

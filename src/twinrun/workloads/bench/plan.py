@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from twinrun.foundation.errors import InputError, require_known
+from twinrun.foundation.errors import InputError
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
 from twinrun.protocol.allocation import Placement
@@ -14,14 +14,13 @@ from twinrun.protocol.bench import BenchJob, Settings
 from twinrun.workloads.bench.manifest import (
     BenchPlan,
     BenchPoint,
-    BenchScale,
     BenchTables,
     check_names,
     check_values,
     measurement_ids,
 )
 from twinrun.workloads.settings import Fingerprint, as_fingerprint, flat, flat_fields
-from twinrun.workloads.sweep import KEYS, placements, refuse_demands
+from twinrun.workloads.sweep import KEYS, chosen, placements, refuse_demands
 from twinrun.workloads.workload import (
     Choice,
     DataRequest,
@@ -76,7 +75,7 @@ def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoin
     """
     recipe, tables = request.recipe, request.recipe.tables
     scale, overrides = tables.scale(request.scale), dict(request.overrides)
-    names = _cases(tables, scale, overrides.pop("cases", None))
+    names = chosen(overrides.pop("cases", None), scale.cases, tables.cases, key="cases")
     # A benchmark without a sweep has the one device.
     places: Sequence[Placement | None] = [None]
     left_out: tuple[Choice, ...] = ()
@@ -91,7 +90,14 @@ def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoin
     # A setting that was asked for holds at every case, also where a case has its own.
     asked = {name: value for name, value in bench.options.items() if f"{OPTION}{name}" in overrides}
     points = tuple(
-        _point(name, bench.options | tables.cases[name] | asked, place) for name in names for place in places
+        Point(
+            id=f"{name}@{place.id}" if place else name,
+            nodes=place.nodes if place else 1,
+            devices_per_node=place.devices_per_node if place else 1,
+            part=BenchPoint(case=name, settings=bench.options | tables.cases[name] | asked),
+        )
+        for name in names
+        for place in places
     )
     timed = f"{bench.repeats} timed calls each" if bench.repeats else "checked, not timed"
     cases = Choice(name="cases", value=", ".join(point.id for point in points), because=timed)
@@ -109,24 +115,6 @@ def _demand_types(options: Settings, overrides: dict[str, Any]) -> None:
             continue
         hint = f"the recipe has {json.dumps(known)}"
         raise InputError("wrong type", place=f"--set {key}", found=value, allowed=KINDS[kind], hint=hint)
-
-
-def _point(name: str, settings: Settings, place: Placement | None) -> Point[BenchPoint]:
-    return Point(
-        id=f"{name}@{place.id}" if place else name,
-        nodes=place.nodes if place else 1,
-        devices_per_node=place.devices_per_node if place else 1,
-        part=BenchPoint(case=name, settings=settings),
-    )
-
-
-def _cases(tables: BenchTables, scale: BenchScale, asked: Any) -> tuple[str, ...]:
-    if asked is None:
-        return scale.cases
-    names = asked if isinstance(asked, list) else str(asked).split(",")
-    for name in map(str, names):
-        require_known(name, tables.cases, "no such name", place="--set cases")
-    return tuple(dict.fromkeys(map(str, names)))
 
 
 def describe(part: BenchPlan, points: Sequence[Point[BenchPoint]]) -> PlanDescription:

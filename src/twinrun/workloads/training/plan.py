@@ -12,7 +12,7 @@ from twinrun.protocol.layout import UNSAVED, StorageNeed
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import PLAIN, Training, TrainingJob, identity
 from twinrun.workloads.settings import Fingerprint, flat, flat_fields
-from twinrun.workloads.sweep import KEYS, over_nodes, placements, refuse_demands
+from twinrun.workloads.sweep import KEYS, chosen, over_nodes, placements, refuse_demands
 from twinrun.workloads.training import points as sweeps
 from twinrun.workloads.training.estimates import Budget, processor_bytes
 from twinrun.workloads.training.manifest import (
@@ -90,7 +90,7 @@ def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, Tra
     layouts, places = bool(scale.sweep.layouts), list[Placement]()
     left_out: tuple[Choice, ...] = ()
     wanted, requested = (overrides.pop(key, None) if layouts else None for key in ("layouts", "devices"))
-    names = sweeps.layout_names(tables, scale, wanted)
+    names = chosen(wanted, scale.sweep.layouts or (), tables.layouts, key="layouts")
     if not layouts:
         places, left_out = placements(scale.sweep, overrides, hardware, request.node_devices)
     training = overlay(tables.training, scale=scale.set, manifest=recipe.manifest, user=overrides)

@@ -17,7 +17,6 @@ from twinrun.workloads.training.manifest import (
     LayoutEngine,
     Leg,
     TrainingPoint,
-    TrainingScale,
     TrainingTables,
     leg_names,
 )
@@ -109,16 +108,6 @@ def one_leg(points: Points, number: int, *, scale: str) -> Points:
         allowed = f"1 to {len(points)}" if points else f"none: the scale `{scale}` has no legs"
         raise InputError("no such leg", place="--leg", found=number, allowed=allowed)
     return (points[number - 1],)
-
-
-def layout_names(tables: TrainingTables, scale: TrainingScale, requested: Any) -> tuple[str, ...]:
-    """Return the layouts of a sweep, or those that `--set layouts=` asked for; raises InputError."""
-    if requested is None:
-        return scale.sweep.layouts or ()
-    wanted = requested if isinstance(requested, list) else str(requested).split(",")
-    for name in wanted:
-        require_known(str(name), tables.layouts, "no such layout", place="--set layouts")
-    return tuple(dict.fromkeys(map(str, wanted)))
 
 
 def layout_points(
