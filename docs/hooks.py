@@ -66,7 +66,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "commands": commands,
         "hardware": lambda: hardware_excerpt(hardware_choices()),
         "headline": lambda: headline_picture(choices(PROJECT, list(standing()))),
-        "predictions": lambda: predictions(PROJECT),
+        "predictions": predictions,
         "recipes": recipes,
         "stacks": stacks,
         "trials": trials,

@@ -1,186 +1,194 @@
-"""Fit the figures of src/twinrun/predict/calibration.toml on the rows of rows.csv whose part is `fit`.
+"""Fit the effects that rates are made of on all rows, and write `src/twinrun/predict/effects.csv`.
 
-`python -m tools.fit_predictions [SOFTWARE ...]` prints each fitted figure beside the calibration's, and the
-error of both on the fitted rows; it reads no row of the part `test`. The search starts at the calibration and
-moves one figure at a time by a share that halves, until nothing lowers the mean of a loss that grows with the
-square of small errors and with the size of large ones, so that a row that is wrong weighs little. Products on
-A100 are one figure for all software and are not moved here.
+`python -m tools.fit_predictions` writes it; with `--score` it leaves each source out whole and writes into
+`scores.csv` how far predictions of it are off: without a run of it, with one, and with three.
+
+Of runs, what those of one model and of one layout share is one covariance matrix, whose three deviations are
+chosen with the effects, by the likelihood. Deviations of effects follow from the effects themselves, as far
+as there are enough (an inverse gamma of four degrees about those that calibration.toml starts from).
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
+from typing import Any, TypeAlias
 
-from twinrun.foundation.text import markdown_table
-from twinrun.manifests.vendor import Gpu
+import numpy as np
+from scipy.linalg import solve_triangular
+from scipy.optimize import least_squares, minimize
+
 from twinrun.planning.project import Project
-from twinrun.predict.calibration import Calibration, KernelShape, calibration
-from twinrun.predict.parallel_layout import Machines, ParallelLayout
-from twinrun.predict.rows import rows
-from twinrun.predict.step import step_time
-from twinrun.protocol.models.shape import ModelWork
+from twinrun.predict import calibration as fitted
+from twinrun.predict.calibration import EXPERTS, OWN, TIME, UNSEEN, Calibration, Effect, Key, Run, told
+from twinrun.predict.rows import ROWS, Score, rows
+from twinrun.predict.step import IDEAL
 
 ROOT = Path(__file__).resolve().parents[1]
-# Shares that a figure is moved by, and of the loss that a move must save.
-FIRST_STEP, LAST_STEP, LEAST_GAIN = 0.16, 0.005, 1e-4
-# What of a generation of software was fitted; its other figures are measured, counted, or round.
-FITTED: Mapping[str, tuple[str, ...]] = {
-    "twinrun-2026": ("links", "products"),
-    "torchtitan-2025": ("products", "fp8"),
-    "megatron-2025": ("fp8",),
-    "torchtitan-eager": ("products",),
-    "foundry-2023-10": ("recomputed", "products", "attention"),
-    "foundry-2023-07": ("recomputed", "attention"),
-    "megatron-2022": ("elements", "logits", "host", "tensor_host", "gradients", "step", "unfused"),
-}
-TABLES = ("products", "fp8", "attention")
-# Figures that are not moved: one of all software, and one that a kernel's own table says.
-HELD = (("products", "a100-40gb"), ("products", "a100-80gb"), ("attention", "mi250"))
-# An error, as a logarithm, from which on it counts by its size.
-LARGE = 0.05
-# Rounds in which the factors of kernel shapes settle.
-ROUNDS = 4
+SCORES = ROWS.with_name("scores.csv")
+Array: TypeAlias = Any
+Seen: TypeAlias = Callable[[Any], tuple[Any, Any]]
+# Rounds of effects and deviations, degrees of freedom of the latter's prior, directions that are kept,
+# deviations from which on an error counts by its size, and effects of which no deviation is learned.
+ROUNDS, DEGREES, DIRECTIONS, LARGE, FEW = 2, 4.0, 48, 2.0, 2
 
 
-@dataclass(frozen=True)
-class FittedFigure:
-    """One number of a software, of one GPU where it is a table."""
+class Fitting:
+    """Rows with the effects that move their times."""
 
-    software: str
-    name: str
-    gpu: str | None = None
-
-    def __str__(self) -> str:
-        return ".".join(filter(None, (self.name, self.gpu)))
-
-    def of(self, known: Calibration) -> float:
-        """Return its value."""
-        found = getattr(known.of(self.software), self.name)
-        return float(found[self.gpu] if self.gpu else found)
-
-    def moved(self, known: Calibration, factor: float) -> Calibration:
-        """Return a calibration in which it is `factor` times as large."""
-        own = known.of(self.software)
-        table = getattr(own, self.name)
-        value = table | {self.gpu: table[self.gpu] * factor} if self.gpu else table * factor
-        changed = own.model_copy(update={self.name: value})
-        others = (changed if one.id == own.id else one for one in known.software)
-        return known.model_copy(update={"software": tuple(others)})
-
-
-def figures(known: Calibration, software: str, gpus: Sequence[str]) -> list[FittedFigure]:
-    """Return the fitted figures of a software, those of GPUs that a fitted row ran on."""
-    return [
-        FittedFigure(software, name, gpu)
-        for name in FITTED[software]
-        for gpu in (gpus if name in TABLES else [None])
-        if gpu is None or (gpu in getattr(known.of(software), name) and (name, gpu) not in HELD)
-    ]
-
-
-@dataclass(frozen=True)
-class FittedRow:
-    """A row with what the model asks of it."""
-
-    seconds: float
-    work: ModelWork
-    machines: Machines
-    layout: ParallelLayout
-
-    def error(self, known: Calibration, software: str) -> float:
-        """Return the logarithm of predicted over published time."""
-        terms = {"software": known.of(software), "calibration": known}
-        found = step_time(self.work, self.machines, self.layout, **terms)  # type: ignore[arg-type]
-        return math.log(found.seconds / self.seconds)
-
-
-def fitted_rows(software: str, gpus: Mapping[str, Gpu]) -> tuple[list[FittedRow], list[str]]:
-    """Return the rows that a software is fitted on, and the GPUs that they ran on."""
-    mine = [row for row in rows() if row.part == "fit" and row.software == software]
-    own = calibration().of(software)
-    asked = [FittedRow(row.seconds, row.shape.work(), row.machines(gpus), row.layout(own)) for row in mine]
-    return asked, sorted({row.gpu for row in mine})
-
-
-def loss(known: Calibration, software: str, mine: Sequence[FittedRow]) -> float:
-    """Return the mean of 2 L^2 (sqrt(1 + (e / L)^2) - 1) over the errors e: e^2 where it is small."""
-    errors = (row.error(known, software) for row in mine)
-    return mean(2 * LARGE**2 * (math.sqrt(1 + (error / LARGE) ** 2) - 1) for error in errors)
-
-
-def kernel_shapes(known: Calibration, software: str, mine: Sequence[FittedRow]) -> tuple[KernelShape, ...]:
-    """Return the timed shapes of a software with the factors that the middle of their rows asks for."""
-    own = known.of(software)
-    for _ in range(ROUNDS):
-        errors: defaultdict[KernelShape, list[float]] = defaultdict(list)
-        now = known.model_copy(update={"software": (own,)})
-        for row in mine:
-            for shape in own.shapes:
-                tokens = row.layout.microbatch * row.work.sequence
-                if (shape.width, shape.tensor, shape.tokens) == (
-                    row.work.block.width,
-                    row.layout.tensor,
-                    tokens,
-                ):
-                    errors[shape].append(row.error(now, software))
-        settled = [
-            one.model_copy(update={"factor": one.factor * math.exp(-median(errors[one]))})
-            if one in errors
-            else one
-            for one in own.shapes
+    def __init__(self, runs: Sequence[Run], known: Calibration) -> None:
+        self.runs, self.known, self.levels = runs, known, OWN + EXPERTS
+        index: dict[Key, int] = {}
+        self.where = [
+            {
+                rate: [index.setdefault(key, len(index)) for key in keys if key[1] not in self.levels]
+                for rate in (*IDEAL, TIME)
+                for keys in [run.subject.keys(rate, known.rate[rate])]
+            }
+            for run in runs
         ]
-        own = own.model_copy(update={"shapes": tuple(settled)})
-    return own.shapes
+        self.keys = [*index]
+        self.start = np.array([known.rate[rate].spread[level] for rate, level, _ in self.keys])
+        models = defaultdict(list)
+        for number, run in enumerate(runs):
+            models[run.subject.names[run.subject.own[0]]].append(number)
+        # Rows that share a model, and which of them share a layout.
+        layouts = [run.subject.names[run.subject.own[1]] for run in runs]
+        self.groups = [
+            (group, np.array([[layouts[a] == layouts[b] for b in group] for a in group]))
+            for group in models.values()
+        ]
+
+    def seen(self, effects: Array) -> tuple[Array, Array]:
+        """Return the logarithms of predicted over measured times, and their derivatives."""
+        missed, table = np.zeros(len(self.runs)), np.zeros((len(self.runs), len(effects)))
+        for number, (run, where) in enumerate(zip(self.runs, self.where, strict=True)):
+            sums = {rate: effects[found].sum() for rate, found in where.items()}
+            rates = {rate: self.known.rate[rate].middle * math.exp(sums[rate]) for rate in IDEAL}
+            missed[number] = math.log(run.subject.time(rates).seconds / run.seconds) + sums[TIME]
+            for rate, slope in {**fitted.slopes(run.subject, rates), TIME: 1.0}.items():
+                table[number, where[rate]] = slope
+        return missed, table
+
+    def white(self, values: Array, noise: Array) -> tuple[Array, float]:
+        """Return rows' values so that their noise is independent and of one, and its log determinant."""
+        found, logs = np.empty_like(values), 0.0
+        for group, same in self.groups:
+            model, layout, run = noise[3:] if self.runs[group[0]].subject.own is EXPERTS else noise[:3]
+            root = np.linalg.cholesky(model**2 + layout**2 * same + run**2 * np.eye(len(group)))
+            found[group] = solve_triangular(root, values[group], lower=True)
+            logs += float(np.log(np.diag(root)).sum())
+        return found, logs
+
+    def errors(self, at: Seen, spread: Array, noise: Array, scaled: Array) -> Array:
+        """Return what is to be small: errors of rows, and effects over their deviations."""
+        return np.concatenate([self.white(at(scaled * spread)[0], noise)[0], scaled])
+
+    def slopes(self, at: Seen, spread: Array, noise: Array, scaled: Array) -> Array:
+        """Return its derivatives."""
+        return np.vstack([self.white(at(scaled * spread)[1] * spread, noise)[0], np.eye(len(scaled))])
+
+    def fit(self, rounds: int = ROUNDS, *, settled: bool = False) -> dict[Key, Effect]:
+        """Return the effects of most probability, and how the rows narrow them.
+
+        Args:
+            settled: deviations are those of the calibration's effects, not those of its priors.
+        """
+        effects, known = np.zeros(len(self.keys)), self.known if settled else self.known.fitted({})
+        spread = np.array([known.effect((*key[:2], UNSEEN)).spread for key in self.keys])
+        noise = np.array([known.effect((TIME, level, UNSEEN)).spread for level in self.levels])
+        kept_last = lru_cache(2)(lambda effects: self.seen(np.frombuffer(effects)))
+        at: Seen = lambda effects: kept_last(effects.tobytes())  # noqa: E731
+        for _ in range(rounds):
+            errors, table_of = (
+                partial(self.errors, at, spread, noise),
+                partial(self.slopes, at, spread, noise),
+            )
+            terms = {"jac": table_of, "loss": "soft_l1", "f_scale": LARGE, "max_nfev": 12}
+            effects = least_squares(errors, effects / spread, **terms).x * spread
+            missed, table = at(effects)
+            weight = 1 / np.sqrt(1 + (self.white(missed, noise)[0] / LARGE) ** 2)
+            narrow = np.sqrt(weight)[:, None] * self.white(table * spread, noise)[0]
+            after = np.linalg.inv(np.eye(len(effects)) + narrow.T @ narrow)
+            old, spread = spread, self.spreads(effects**2 + np.diag(after) * spread**2)
+            noise = self.noise(missed, noise)
+        values, vectors = np.linalg.eigh(np.eye(len(effects)) - after)
+        most = np.argsort(values)[::-1][:DIRECTIONS]
+        directions = vectors[:, most] * np.sqrt(np.clip(values[most], 0, 1))
+        kept = {
+            key: Effect(float(effects[number]), float(old[number]), tuple(map(float, directions[number])))
+            for number, key in enumerate(self.keys)
+        }
+        kept |= {(*key[:2], UNSEEN): Effect(0.0, one.spread) for key, one in kept.items()}
+        own = zip(self.levels, noise, strict=True)
+        return kept | {(TIME, level, UNSEEN): Effect(0.0, float(one)) for level, one in own}
+
+    def spreads(self, squares: Array) -> Array:
+        """Return the deviations of effects by level, given the mean squares of each."""
+        found, groups = self.start.copy(), defaultdict(list)
+        for number, key in enumerate(self.keys):
+            groups[key[:2]].append(number)
+        for several in (one for one in groups.values() if len(one) > FEW):
+            total = DEGREES * self.start[several[0]] ** 2 + squares[several].sum()
+            found[several] = math.sqrt(total / (DEGREES + len(several)))
+        return found
+
+    def noise(self, missed: Array, start: Array) -> Array:
+        """Return the most probable deviations of what models, layouts and runs have alone."""
+
+        def against(logs: Array) -> float:
+            apart, size = self.white(missed, np.exp(logs))
+            return float(size + (apart**2).sum() / 2 + ((logs - np.log(start)) ** 2).sum())
+
+        return np.exp(minimize(against, np.log(start), method="Nelder-Mead", options={"maxfev": 120}).x)
 
 
-def fit(known: Calibration, software: str, mine: Sequence[FittedRow], gpus: Sequence[str]) -> Calibration:
-    """Return the calibration whose figures of `software` have the least loss nearby; the same every time."""
-    least, step = loss(known, software, mine), FIRST_STEP
-    while step >= LAST_STEP:
-        better = False
-        for figure in figures(known, software, gpus):
-            for factor in (1 + step, 1 / (1 + step)):
-                tried = figure.moved(known, factor)
-                found = loss(tried, software, mine)
-                if found < least * (1 - LEAST_GAIN):
-                    known, least, better = tried, found, True
-        step = step if better else step / 2
-    return known
+def score(mine: Sequence[Run], known: Calibration, anchors: int) -> tuple[float, ...]:
+    """Return mean error, bias, coverage and interval of runs, each given `anchors` others of them."""
+    found = []
+    for number, run in enumerate(mine):
+        gpu = run.subject.machines.gpu
+        same = [other for other in mine if other is not run and other.subject.machines.gpu == gpu]
+        some = tuple(
+            same[number % (len(same) // anchors or 1) :: len(same) // anchors or 1] if anchors else ()
+        )
+        said = told(run.subject, fitted.Basis(run.subject.software, known, some[:anchors]))
+        error = math.log(said.seconds / run.seconds)
+        found.append((abs(math.expm1(error)), math.expm1(error), abs(error) <= said.half, said.half))
+    return tuple(map(mean, zip(*found, strict=True)))
+
+
+def written(path: Path, lines: Iterable[Iterable[object]]) -> None:
+    """Write a table without heads."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the fit of the generations of software that are named, or of all."""
+    """Write the effects, or the scores of sources that are left out."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("software", nargs="*", metavar="SOFTWARE", help="all when left out")
-    options = parser.parse_args(arguments)
-    gpus, known = Project(ROOT).gpus, calibration()
-    for software in options.software or FITTED:
-        mine, seen = fitted_rows(software, gpus)
-        fitted = fit(known, software, mine, seen)
-        before, after = (math.sqrt(loss(one, software, mine)) for one in (known, fitted))
-        print(f"\n## {software}\n\nError of {len(mine)} rows: {before:.4f}, fitted {after:.4f}.\n")
-        lines = [
-            (str(one), f"{has:.4g}", f"{gets:.4g}", f"{gets / has - 1:+.1%}")
-            for one in figures(known, software, seen)
-            for has, gets in [(one.of(known), one.of(fitted))]
-        ]
-        timed = zip(known.of(software).shapes, kernel_shapes(known, software, mine), strict=True)
-        lines += [
-            (
-                f"{one.width:.0f} x {one.tensor:.0f}, {one.tokens:.0f} tokens",
-                f"{one.factor:.3f}",
-                f"{two.factor:.3f}",
-                f"{two.factor / one.factor - 1:+.1%}",
-            )
-            for one, two in timed
-        ]
-        print(markdown_table(("figure", "calibration", "fitted", "change"), lines))
+    parser.add_argument("--score", action="store_true", help="leave each source out")
+    options, known, gpus = parser.parse_args(arguments), fitted.calibration(), Project(ROOT).gpus
+    runs, lines = [(row.source, row.run(gpus, known)) for row in rows()], [tuple(Score.model_fields)]
+    if not options.score:
+        found = sorted(Fitting([run for _, run in runs], known).fit().items())
+        both = zip(found, [(one.mean, one.spread, *one.directions) for _, one in found], strict=True)
+        written(fitted.EFFECTS, ([*key, *(f"{number:.4g}" for number in line)] for (key, _), line in both))
+        return
+    for source in known.source:
+        left = Fitting([run for one, run in runs if one != source], known).fit(1, settled=True)
+        mine = [run for one, run in runs if one == source]
+        for anchors in (one for one in (0, 1, 3) if len(mine) > one):
+            figures = [f"{one:.4f}" for one in score(mine, known.fitted(left), anchors)]
+            lines.append((source, str(len(mine)), str(anchors), *figures))
+            print(*lines[-1], flush=True)
+    written(SCORES, lines)
 
 
 if __name__ == "__main__":

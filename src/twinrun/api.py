@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from twinrun.planning.project import Project
-from twinrun.predict.calibration import calibration
+from twinrun.predict.calibration import basis
 from twinrun.predict.prediction import Prediction
-from twinrun.predict.request import LayoutSettings, predict_at
+from twinrun.predict.request import LayoutSettings, machines_of, predict_at
 from twinrun.protocol.models import member
 from twinrun.results.judge import judged
 from twinrun.results.judged import Judged
@@ -126,15 +126,8 @@ def predict(
     >>> round(found.memory.bytes / 2**30) < 80
     True
     """
-    known = calibration()
     settings = LayoutSettings(model=model, global_batch=global_batch)
-    return predict_at(
-        member(model, place="model"),
-        Project(root).gpus[gpu],
-        settings,
-        nodes=nodes,
-        devices_per_node=devices_per_node,
-        network=None,
-        software=known.of(software),
-        calibration=known,
+    machines = machines_of(
+        Project(root).gpus[gpu], nodes=nodes, devices_per_node=devices_per_node, network=None
     )
+    return predict_at(member(model, place="model"), machines, settings, basis(software))

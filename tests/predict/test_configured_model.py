@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from twinrun.foundation.errors import InputError
-from twinrun.predict.configured_model import configured
+from twinrun.predict.configured_model import configured, generic_flops, of_config, published_configs
 from twinrun.protocol.models import member
 
 LLAMA: dict[str, Any] = {
@@ -25,7 +25,6 @@ LLAMA: dict[str, Any] = {
     "rope_theta": 5e5,
 }
 SMALL = {"vocab_size": 32000, "max_position_embeddings": 32768}
-MAMBA = {"hidden_size": 768, "num_hidden_layers": 24, "expand": 2, "conv_kernel": 4}
 # What the weights of each have in all, as their pages say.
 PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     "Llama 3 8B": (LLAMA, 8_030_261_248),
@@ -70,21 +69,40 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         },
         6_649_286_656,
     ),
-    "Mamba 130M": (MAMBA | {"model_type": "mamba", "state_size": 16, "vocab_size": 50280}, 129_135_360),
-    "Mamba-2 130M": (
-        MAMBA
-        | {
-            "model_type": "mamba2",
-            "state_size": 128,
-            "vocab_size": 50288,
-            "num_heads": 24,
-            "head_dim": 64,
-            "n_groups": 1,
-            "tie_word_embeddings": True,
-        },
-        128_989_632,
-    ),
 }
+
+
+# Of models whose config.json rows name: by their pages, billions where these round.
+TODAY = {
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "gemma-3-1b": 999_885_952,
+    "gemma-3-27b": 27.0e9,
+    "deepseek-v3": 671e9,
+    "kimi-k2": 1026e9,
+    "olmo-2-7b": 7.30e9,
+    "gpt-oss-20b": 20.9e9,
+    "gpt-oss-120b": 116.8e9,
+}
+
+
+@pytest.mark.parametrize("name", TODAY)
+def test_models_of_today_have_the_published_parameters(name: str) -> None:
+    shape, strange = of_config(published_configs()[name], sequence=4096, file=name)
+    assert shape.parameters() == pytest.approx(TODAY[name], rel=0 if isinstance(TODAY[name], int) else 2e-3)
+    assert strange == ()
+
+
+def test_windows_and_dense_layers_count_what_a_token_meets() -> None:
+    windowed, _ = of_config(published_configs()["gemma-3-27b"], sequence=8192, file="gemma")
+    whole = windowed.model_copy(update={"window": None})
+    # 10 of 62 blocks see all, the others 1,024 tokens each way.
+    share = (10 * 8192 + 52 * 2048) / (62 * 8192)
+    assert windowed.work().block.attention_flops == pytest.approx(share * whole.work().block.attention_flops)
+    met = generic_flops(of_config(published_configs()["deepseek-v3"], sequence=4096, file="")[0].work())[0]
+    # 37 billion parameters of 671 meet a token, and attention.
+    assert 37e9 < met / 6 < 1.15 * 37e9
 
 
 def written(folder: Path, config: dict[str, Any]) -> Path:
@@ -109,8 +127,8 @@ def test_a_member_of_ours_is_the_same_from_its_config(tmp_path: Path) -> None:
 
 
 def test_what_is_not_understood_is_named(tmp_path: Path) -> None:
-    _, strange = configured(written(tmp_path, LLAMA | {"kv_lora_rank": 512, "n_shared_experts": 1}))
-    assert strange == ("kv_lora_rank", "n_shared_experts")
+    _, strange = configured(written(tmp_path, LLAMA | {"kv_rank": 512, "n_shared_expert": 1}))
+    assert strange == ("kv_rank", "n_shared_expert")
 
 
 @pytest.mark.parametrize(
@@ -120,6 +138,8 @@ def test_what_is_not_understood_is_named(tmp_path: Path) -> None:
         ({}, "no kind of model"),
         ({"model_type": "llama", "vocab_size": 5}, "a size is missing"),
         (LLAMA | {"hidden_size": -1}, "width"),
+        (LLAMA | {"num_attention_heads": 33}, "num_attention_heads = 33 does not divide hidden_size = 4096"),
+        (LLAMA | {"num_key_value_heads": 5}, "num_key_value_heads = 5 does not divide num_attention_heads"),
     ],
 )
 def test_what_cannot_be_read_is_refused(config: dict[str, Any], words: str, tmp_path: Path) -> None:

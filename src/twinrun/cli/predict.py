@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,16 +11,20 @@ from rich.console import Group
 from twinrun.cli.console import Shown, demand_with, demand_without
 from twinrun.foundation.cache import project_root
 from twinrun.foundation.errors import InputError, require_known
+from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
-from twinrun.predict.calibration import calibration
+from twinrun.predict.calibration import Run, basis
 from twinrun.predict.kernel_times import kernel_times
-from twinrun.predict.peak import checked_speed
-from twinrun.predict.request import machines_of, predict_at
+from twinrun.predict.measured import run_of
+from twinrun.predict.parallel_layout import Machines
+from twinrun.predict.request import Asked, machines_of, predict_at, subject_of_model, subject_of_recipe
 from twinrun.predict.search import Offer, best, unordered
-from twinrun.predict.subject import subject_of_model, subject_of_recipe
 from twinrun.protocol.models import members
 from twinrun.report.plan import plain_table
-from twinrun.report.prediction import DAY, peak_view, predictions_view, search_view
+from twinrun.report.prediction import DAY, predictions_view, search_view
+from twinrun.results.reading import read_record
+from twinrun.workloads.training.estimates import SOFTWARE
+from twinrun.workloads.training.report import runs_of
 
 # Devices of a node, and layouts of a sweep that are shown.
 DEVICES, SHOWN = 8, 10
@@ -35,7 +38,7 @@ def predict(
     nodes: tuple[int, ...] = (1,),
     devices_per_node: int | None = None,
     network: float | None = None,
-    software: str = "twinrun-2026",
+    software: str = SOFTWARE,
     set: Annotated[tuple[str, ...], Parameter(allow_repeating=True)] = (),
     sweep: bool = False,
     goal: float | None = None,
@@ -43,7 +46,7 @@ def predict(
     days: float | None = None,
     price: tuple[float, ...] = (),
     kernels: bool = False,
-    measured: float | None = None,
+    measured: Annotated[tuple[str, ...], Parameter(allow_repeating=True)] = (),
 ) -> Shown:
     """Predict memory and time of a training, with an interval, on GPUs you do not own.
 
@@ -61,13 +64,14 @@ def predict(
         days: the most days that the budget of tokens may take, with --sweep
         price: price of a device for an hour: one for all GPUs, or one for each
         kernels: print the predicted time of each kernel of the recipes instead
-        measured: tokens a second that somebody says a device trains: say whether that can be true
+        measured: a run to learn from: a record, another program's log, or a line like
+            "tokens_per_second=13000 nodes=1" of a device, with what was unlike the question
     """
     project = Project(project_root())
     for name in gpu.split(","):
         require_known(name, sorted(project.gpus), "no such GPU", place="--gpu")
     gpus = [project.gpus[name] for name in gpu.split(",")]
-    amounts = [("tokens", tokens), ("days", days), ("goal", goal), ("measured", measured)]
+    amounts = [("tokens", tokens), ("days", days), ("goal", goal)]
     for option, value in (*amounts, *(("price", one) for one in price)):
         if value is not None and value <= 0:
             raise InputError("expected an amount", place=f"--{option}", found=value, allowed="above 0")
@@ -78,7 +82,6 @@ def predict(
     demand_with("--tokens", tokens is not None, days=days)
     demand_without("--goal", goal is not None, days=days)
     demand_without("--kernels", kernels, sweep=sweep, measured=measured, tokens=tokens, price=price, set=set)
-    demand_without("--measured", measured is not None, sweep=sweep, tokens=tokens, price=price)
     if kernels:
         return _kernels([one.arch for one in gpus])
     if not subject:
@@ -87,19 +90,11 @@ def predict(
     of_model = path.suffix == ".json" or (path / "config.json").is_file() or subject in members()
     of_model = of_model or ("/" not in subject and subject not in project.recipe_names)
     asked = subject_of_model(subject, set) if of_model else subject_of_recipe(project.recipe(subject), set)
-    known = calibration()
-    if measured is not None:
-        fp8 = asked.settings.precision == "fp8"
-        speed = checked_speed(asked.shape, gpus[0], tokens_per_second=measured, fp8=fp8, known=known)
-        told = {"gpu": gpus[0].id, "not_understood": asked.strange, "verdict": speed.verdict}
-        return Shown(
-            view=lambda: peak_view(speed, said=asked.said),
-            data=lambda: told | asdict(speed),
-            code=int(speed.impossible),
-        )
     place: dict[str, Any] = {"devices_per_node": DEVICES if devices_per_node is None else devices_per_node}
     place["network"] = network
-    common: dict[str, Any] = {"software": known.of(software), "calibration": known}
+    first = machines_of(gpus[0], nodes=1, **place)
+    runs = [one for text in measured for one in _runs(project, text, asked, first, software)]
+    rests = basis(software, [*runs, *_committed(project, gpus, software)])
     untold = [] if devices_per_node or not of_model else [f"{DEVICES} devices a node"]
     taken = ", ".join([*asked.silent, *untold])
     said = [*asked.said, *([f"Defaults taken: {taken}."] if taken else [])]
@@ -111,8 +106,8 @@ def predict(
             for one, cost in zip(gpus, prices, strict=True)
             for count in nodes
         ]
-        layout = asked.settings.layout(known.of(software))
-        searched = best(asked.shape, offers, layout, count=SHOWN, goal=target, **common)
+        layout = asked.settings.layout(rests.software)
+        searched = best(asked.shape, offers, layout, rests, count=SHOWN, goal=target)
         return Shown(
             view=lambda: search_view(
                 searched, said=said, goal=target, tokens=tokens or 1e9, priced=bool(price)
@@ -127,7 +122,7 @@ def predict(
             },
         )
     rows = [
-        [predict_at(asked.shape, one, asked.settings, nodes=n, **place, **common) for n in nodes]
+        [predict_at(asked.shape, machines_of(one, nodes=n, **place), asked.settings, rests) for n in nodes]
         for one in gpus
     ]
     return Shown(
@@ -138,11 +133,31 @@ def predict(
             )
         ),
         data=lambda: {
-            "calibration": known.version,
+            "calibration": rests.known.version,
             "not_understood": asked.strange,
             "predictions": [one.summary() for several in rows for one in several],
         },
     )
+
+
+def _runs(project: Project, text: str, asked: Asked, machines: Machines, software: str) -> tuple[Run, ...]:
+    """Return the runs of a record, of a log or of a line; raises InputError where there is none."""
+    path, gpu = Path(text), machines.gpu
+    if not path.is_dir() and path.suffix != ".json":
+        return (run_of(text, asked, machines, basis(software).software),)
+    if found := runs_of(read_record(path, project).view, gpu, network=machines.network):
+        return found
+    allowed = f"a training on {gpu.name}; of several nodes with --network"
+    raise InputError("the record has no such training", place="--measured", found=text, allowed=allowed)
+
+
+def _committed(project: Project, gpus: list[Gpu], software: str) -> list[Run]:
+    """Return the committed trainings on any of the GPUs, where the question is of this project's software."""
+    if software != SOFTWARE:
+        return []
+    loaded = (project.recipe(name) for name in project.recipe_names)
+    views = [read_record(file, project).view for one in loaded for file in project.results(one)]
+    return [run for view in views for gpu in gpus for run in runs_of(view, gpu)]
 
 
 def _kernels(archs: list[str]) -> Shown:

@@ -56,6 +56,8 @@ class Gpu(Frozen):
     """Rate of exponentials over that of multiply-adds of the vector units."""
     fp8: bool = False
     """Whether its matrix units multiply fp8, of either kind."""
+    fp4_over_bf16: PositiveNumber | None = None
+    """Dense peak of four bits over that of bf16; null where its matrix units have none."""
     link_gb_s: PositiveNumber | None = None
     """Rate of a device to the others of its node by all links, in one direction, as its data sheet says."""
     power_w: PositiveNumber | None = None

@@ -11,10 +11,10 @@ from typing import Literal
 
 from twinrun.foundation.manifest import Frozen, load_toml
 from twinrun.manifests.vendor import Gpu
-from twinrun.predict.calibration import Calibration
-from twinrun.predict.kernel_times import KernelTime, kernel_times
+from twinrun.predict.calibration import basis
+from twinrun.predict.kernel_times import kernel_times
 from twinrun.predict.prediction import Prediction
-from twinrun.predict.request import LayoutSettings, predict_at
+from twinrun.predict.request import LayoutSettings, machines_of, predict_at
 from twinrun.protocol.models import member
 
 # Sequences of a step in the tables of one node.
@@ -36,25 +36,15 @@ class PredictedSide(Frozen):
     devices: int = 8
     """Devices of a node."""
 
-    def predictions(self, gpus: Mapping[str, Gpu], calibration: Calibration) -> tuple[Prediction, ...]:
+    def predictions(self, gpus: Mapping[str, Gpu]) -> list[Prediction]:
         """Return one for each model."""
-        return tuple(self._one(model, gpus, calibration) for model in self.models)
-
-    def _one(self, model: str, gpus: Mapping[str, Gpu], calibration: Calibration) -> Prediction:
-        shape = member(model, place="models")
-        settings = LayoutSettings(
-            model=model, global_batch=self.global_batch, recomputation=shape.parameters() > RECOMPUTED_FROM
-        )
-        return predict_at(
-            shape,
-            gpus[self.gpu],
-            settings,
-            nodes=self.nodes,
-            devices_per_node=self.devices,
-            network=self.network,
-            software=calibration.of(self.software),
-            calibration=calibration,
-        )
+        machines, found = machines_of(gpus[self.gpu], self.nodes, self.devices, self.network), []
+        for model in self.models:
+            shape = member(model, place="models")
+            again = shape.parameters() > RECOMPUTED_FROM
+            settings = LayoutSettings(model=model, global_batch=self.global_batch, recomputation=again)
+            found.append(predict_at(shape, machines, settings, basis(self.software)))
+        return found
 
 
 class PredictedClaim(Frozen):
@@ -66,29 +56,17 @@ class PredictedClaim(Frozen):
     over: PredictedSide
     under: PredictedSide | None = None
 
-    def unknown(self, gpus: Mapping[str, Gpu], calibration: Calibration) -> str | None:
-        """Return why the model cannot say, and which measurement would tell; None where it can."""
-        found = [
-            one for side in (self.over, self.under) if side for one in side.predictions(gpus, calibration)
-        ]
-        return next((one.unknown for one in found if one.unknown), None)
-
-    def value(self, gpus: Mapping[str, Gpu], calibration: Calibration) -> float:
-        """Return the predicted value in the claim's unit: a rate, or a mean of ratios of cards."""
-        predictions = self.over.predictions(gpus, calibration)
-        if self.unit == "tokens/s":
-            return mean((one.tokens_per_second or 0.0) * one.machines.devices for one in predictions)
-        over = [_card(one) for one in predictions]
-        if self.under is None:
-            return mean(over)
-        under = [_card(one) for one in self.under.predictions(gpus, calibration)]
-        return mean(a / b for a, b in zip(over, under, strict=True))
-
-    def interval(self, gpus: Mapping[str, Gpu], calibration: Calibration) -> tuple[float, float, float]:
-        """Return the predicted value, and the ends of its 90 % interval: that of the side above."""
-        half = max(one.half for one in self.over.predictions(gpus, calibration))
-        middle = self.value(gpus, calibration)
-        return middle, middle * math.exp(-half), middle * math.exp(half)
+    def interval(self, gpus: Mapping[str, Gpu]) -> tuple[float, float, float] | None:
+        """Return the value in the claim's unit with the interval of the side above; None where none is."""
+        over = self.over.predictions(gpus)
+        under = self.under.predictions(gpus) if self.under else []
+        if any(one.unknown for one in (*over, *under)):
+            return None
+        whole = self.unit == "tokens/s"
+        rates = [one.tokens_per_second * one.machines.devices if whole else _card(one) for one in over]  # type: ignore[operator]
+        middle = mean(a / _card(b) for a, b in zip(rates, under, strict=True)) if under else mean(rates)
+        factor = math.exp(max(one.half for one in over))
+        return middle, middle / factor, middle * factor
 
 
 class PredictedKernel(Frozen):
@@ -102,13 +80,11 @@ class PredictedKernel(Frozen):
     """Batch, heads, length and size; None where the kernel has one row."""
     unit: Literal["ms"] = "ms"
 
-    def time(self) -> KernelTime:
-        """Return the row; one without a causal mask where there are two."""
-        return next(
-            one
-            for one in kernel_times()
-            if (one.gpu, one.kernel) == (self.gpu, self.kernel) and self.shape in {None, one.shape}
-        )
+    def interval(self, gpus: Mapping[str, Gpu]) -> tuple[float, float, float]:  # noqa: ARG002
+        """Return the ms of the row with their interval; one without a causal mask where there are two."""
+        rows = (one for one in kernel_times() if (one.gpu, one.kernel) == (self.gpu, self.kernel))
+        row = next(one for one in rows if self.shape in {None, one.shape})
+        return row.ms, row.low, row.high
 
 
 class PredictedClaims(Frozen):

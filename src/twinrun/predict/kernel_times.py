@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from twinrun.foundation.manifest import Frozen, load_rows
 from twinrun.manifests.vendor import Gpu
-from twinrun.predict.calibration import Software
 
 TABLE = Path(__file__).with_name("kernel_times.csv")
 
@@ -49,30 +46,22 @@ def kernel_times() -> tuple[KernelTime, ...]:
     return load_rows(TABLE, KernelTime)
 
 
-@dataclass(frozen=True)
-class PredictedScan:
-    """A software with the scan that compiled code predicts, and with both ends of its interval."""
+@cache
+def scan_of(gpu: Gpu) -> tuple[float, float] | None:
+    """Return a scan as compiled code for the architecture predicts it; None where nobody compiled it.
 
-    gpu: str
-    middle: Software
-    fast: Software
-    slow: Software
-
-
-def predicted_scan(software: Software, gpu: Gpu) -> PredictedScan | None:
-    """Return the scan of a GPU by its own row or by that of its architecture; None where there is none."""
-    rows = [one for one in kernel_times() if one.arch == gpu.arch and one.kernel.startswith("scan-")]
-    if not rows or not gpu.compute_units:
+    It is elements a second of the forward pass, and forward passes that the backward one takes.
+    """
+    rows = [
+        one
+        for one in kernel_times()
+        if one.arch == gpu.arch.replace("_", "") and one.kernel.startswith("scan-")
+    ]
+    if not rows:
         return None
-    units = gpu.compute_units / rows[0].units
-
-    def at(end: str) -> Software:
-        forward, backward = (getattr(_phase(rows, name), end) for name in ("forward", "backward"))
-        rate = math.prod(rows[0].shape) / (forward / 1e3) * units
-        return software.model_copy(update={"scan": {gpu.id: rate}, "scan_backward": backward / forward})
-
-    return PredictedScan(rows[0].gpu, at("ms"), at("low"), at("high"))
-
-
-def _phase(rows: Sequence[KernelTime], phase: str) -> KernelTime:
-    return next(one for one in rows if one.kernel.endswith(phase))
+    forward, backward = (
+        next(one for one in rows if one.kernel.endswith(name)) for name in ("forward", "backward")
+    )
+    units = (gpu.compute_units or rows[0].units) / rows[0].units
+    rate = math.prod(forward.shape) / (forward.ms / 1e3) * units
+    return rate, backward.ms / forward.ms

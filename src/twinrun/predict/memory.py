@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from twinrun.foundation.text import GIB
@@ -51,6 +51,11 @@ class Memory:
         """All of them."""
         return sum(getattr(self, one.name) for one in fields(self))
 
+    @property
+    def states(self) -> int:
+        """Those that no recomputation spares."""
+        return self.bytes - self.activations - self.logits
+
     def fit(self, gpu: Gpu) -> Fit:
         """Say whether a device has as much, with what estimates were off by."""
         has = capacity(gpu)
@@ -68,10 +73,12 @@ def memory(work: ModelWork, layout: ParallelLayout, *, devices: int) -> Memory:
     """Return what the fullest device needs: of a pipeline, one of the stage with most parameters."""
     # A record may claim fewer devices than its layout needs.
     copies, mine = max(1, layout.copies(devices)), int(layout.held(work))
+    # Ranks that hold the same experts are fewer by as many as the experts are spread over.
+    shared = int(replace(layout, experts=1).held(work)) // copies
     split = {"none": 0, "optimizer": 1, "gradients": 2, "parameters": 3}[layout.shards]
 
     def share(stage: int) -> int:
-        return mine // copies if split >= stage else mine
+        return shared if split >= stage else mine
 
     cast = split < 3 and layout.parameter_bytes > layout.reduced_bytes
     buckets = split == 0 and copies > 1 and not layout.masters
@@ -123,7 +130,7 @@ def _activations(work: ModelWork, layout: ParallelLayout, microbatches: int) -> 
     # An upper bound for every other product: nobody counted which sizes these have.
     part = selective if again else whole
     kept = block.kept_input / spread if again is True else part
-    layers = work.layers / layout.pipeline
+    layers = layout.stage_layers(work)
     # The first stage has started as many microbatches as there are stages before one returns, if there are as
     # many; of interleaved parts some more (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.3).
     started: float = min(layout.pipeline, max(1, microbatches))

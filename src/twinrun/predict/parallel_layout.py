@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,6 +14,7 @@ Recomputation = ActivationCheckpointing
 Shards = Literal["none", "optimizer", "gradients", "parameters"]
 # Bits of a gigabit a second, as bytes.
 GIGABIT = 1e9 / 8
+Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4", "mxfp4"]
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class ParallelLayout:
     """Whether the optimizer has fp32 copies of 16-bit parameters, and its moments in fp32."""
     scores_kept: bool = False
     """Whether attention matrices are kept for the backward pass, as attention that is not fused does."""
-    fp8: bool = False
-    """Whether the products of blocks are in fp8, of which bf16 copies are kept."""
+    precision: Precision = "bf16"
+    """Of the products of blocks; of a narrower one bf16 copies are kept."""
     reduced_bytes: int = 2
     """Bytes of a number that is gathered, and of one in an activation."""
     gradient_bytes: int = 4
@@ -97,7 +99,12 @@ class ParallelLayout:
         if self.pipeline > 1:
             # The first stage has the embedding and the last the head, of which a tied one is a copy.
             ends = max(work.embedding, work.head.weights)
-        return (work.layers / self.pipeline * self.held_of_block(work.block) + ends) / self.tensor
+        blocks = self.stage_layers(work) * self.held_of_block(work.block)
+        return (blocks - work.absent / self.experts / self.pipeline + ends) / self.tensor
+
+    def stage_layers(self, work: ModelWork) -> int:
+        """Return the blocks of the fullest stage; others are shorter where parts do not divide them."""
+        return self.interleaved * math.ceil(work.layers / (self.pipeline * self.interleaved))
 
     def check(self, work: ModelWork, machines: Machines) -> None:
         """Hold a layout against the arithmetic.
@@ -116,36 +123,30 @@ class ParallelLayout:
         devices, cut = machines.devices, f"tensor {self.tensor} x pipeline {self.pipeline}"
         _divides(self.tensor * self.pipeline, devices, "tensor", cut, "devices")
         copies, replicas = self.copies(devices), self.replicas(devices)
-        _divides(self.context, copies, "context", f"context {self.context}", "ranks of a stage")
-        _divides(self.context, work.sequence, "context", f"context {self.context}", "tokens of a sequence")
-        stages = self.pipeline * self.interleaved
-        _divides(
-            stages, work.layers, "pipeline", f"pipeline {self.pipeline} x {self.interleaved} parts", "layers"
-        )
-        for product in work.block.products:
-            _divides(
-                self.tensor, getattr(product, product.cut), "tensor", f"tensor {self.tensor}", "features"
-            )
-        _divides(
-            replicas * self.microbatch,
-            self.global_batch,
-            "global_batch",
-            f"{replicas} replicas x microbatch {self.microbatch}",
-            "sequences of the global batch",
-        )
+        context, most = f"context {self.context}", max(one.experts for one in work.block.products)
+        _divides(self.context, copies, "context", context, "ranks of a stage")
+        _divides(self.context, work.sequence, "context", context, "tokens of a sequence")
+        # Megatron counts the embedding and the loss as layers.
+        parts = self.pipeline * self.interleaved
+        _within(parts, work.layers + 2, "pipeline", "a part of a stage has a layer")
+        for one in work.block.products:
+            features = getattr(one, one.cut)
+            _divides(self.tensor, features, "tensor", f"tensor {self.tensor}", "features")
+        shared, what = f"{replicas} replicas x microbatch {self.microbatch}", "sequences of the global batch"
+        _divides(replicas * self.microbatch, self.global_batch, "global_batch", shared, what)
         if self.interleaved > 1:
             # Stages take turns with their parts after as many microbatches as there are stages.
             count = self.microbatches(devices)
             _divides(self.pipeline, count, "interleaved", f"pipeline {self.pipeline}", "microbatches")
-        if self.experts > copies:
-            raise InputError(
-                "experts are spread over the data-parallel ranks",
-                place="experts",
-                found=self.experts,
-                allowed=f"1 to {copies}, the replicas",
-            )
-        most = max(product.experts for product in work.block.products)
+        # Ranks of tensor parallelism have experts of their own where there are more than replicas.
+        ranks = copies * self.tensor
+        _within(self.experts, ranks, "experts", "experts are spread over the data-parallel ranks")
         _divides(self.experts, most, "experts", f"{self.experts} ranks", "experts of the model")
+
+
+def _within(part: int, most: int, place: str, words: str) -> None:
+    if part > most:
+        raise InputError(words, place=place, found=part, allowed=f"1 to {most}")
 
 
 def _divides(part: int, whole: int, place: str, words: str, what: str) -> None:

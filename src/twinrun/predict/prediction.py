@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any
 
-from twinrun.manifests.vendor import Gpu
-from twinrun.predict.calibration import Calibration, Software
-from twinrun.predict.kernel_times import predicted_scan
-from twinrun.predict.memory import Memory, largest_microbatch, memory
+from pydantic import Field
+
+from twinrun.foundation.manifest import Frozen
+from twinrun.predict.calibration import (
+    NINETY,
+    Basis,
+    Calibration,
+    Key,
+    Subject,
+    calibration,
+    told,
+    weights_of,
+)
+from twinrun.predict.kernel_times import scan_of
+from twinrun.predict.memory import Memory, capacity, largest_microbatch, memory
 from twinrun.predict.parallel_layout import GIGABIT, Machines, ParallelLayout
-from twinrun.predict.step import IMBALANCE, StepTime, step_time
-from twinrun.protocol.models.shape import ModelShape, ModelWork
+from twinrun.predict.step import IDEAL, StepTime, peak
+from twinrun.protocol.models.shape import ModelShape
 
-WORDS: dict[bool, Literal["none", "whole"]] = {True: "whole", False: "none"}
 NETWORK = "--network, or `network_gbit_s` of a site in cluster.toml,"
+# Share of an interval from which on what no row has seen is named.
+NAMED = 0.3
 
 
 @dataclass(frozen=True)
 class Prediction:
     """One layout on one kind of machine."""
 
-    shape: ModelShape
-    machines: Machines
-    layout: ParallelLayout
-    software: Software
+    subject: Subject
     memory: Memory
     largest_microbatch: int
     time: StepTime | None
@@ -35,8 +44,27 @@ class Prediction:
     """Why not, and what would tell."""
     half: float
     """Half of the 90 % interval of the time, as a logarithm."""
+    half_without_runs: float
+    """The same where no run is known of these devices."""
     distances: tuple[str, ...]
-    """In what the prediction is further away than a size that was not fitted."""
+    """What no row has seen, where it makes much of the interval."""
+    runs: int = 0
+    """Runs that it rests on besides the calibration."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model."""
+        return self.subject.shape
+
+    @property
+    def machines(self) -> Machines:
+        """What it runs on."""
+        return self.subject.machines
+
+    @property
+    def layout(self) -> ParallelLayout:
+        """How the devices share it."""
+        return self.subject.layout
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -51,13 +79,6 @@ class Prediction:
         """Tokens of a device in a second, nine times of ten within."""
         middle = self.tokens_per_second
         return None if middle is None else (middle * math.exp(-self.half), middle * math.exp(self.half))
-
-    @property
-    def seconds_interval(self) -> tuple[float, float] | None:
-        """Seconds of a step, nine times of ten within."""
-        if self.time is None:
-            return None
-        return self.time.seconds * math.exp(-self.half), self.time.seconds * math.exp(self.half)
 
     @property
     def model_flops_share(self) -> float | None:
@@ -78,7 +99,7 @@ class Prediction:
             "model": self.shape.model_dump(),
             "parameters": self.shape.parameters(),
             "layout": asdict(self.layout),
-            "software": self.software.id,
+            "software": self.subject.software.id,
             "memory_bytes": asdict(memory) | {"total": memory.bytes},
             "fit": memory.fit(machines.gpu),
             "largest_microbatch": self.largest_microbatch,
@@ -89,16 +110,57 @@ class Prediction:
             "formula": self.shape.formula,
             "cannot_say": self.unknown,
             "distances": self.distances,
+            "runs": self.runs,
+            "half_of_interval": {"without_runs": self.half_without_runs, "with_runs": self.half},
         }
+
+
+class PointPrediction(Frozen):
+    """Memory and time of one attempt at a point, predicted before it ran; never a verdict."""
+
+    attempt: Annotated[int, Field(ge=0)]
+    """Which of the point's attempts this is of, counted from 0."""
+    memory_bytes: Annotated[int, Field(gt=0)]
+    """Bytes of a device at their most."""
+    seconds: Annotated[float, Field(gt=0)] | None = None
+    """Time of a step; null where it cannot be said."""
+    low: Annotated[float, Field(gt=0)] | None = None
+    """Nine times of ten the time is longer than this and shorter than `high`."""
+    high: Annotated[float, Field(gt=0)] | None = None
+    unknown: str | None = None
+    """Why the time cannot be said, and which measurement would tell."""
+    software: str
+    """Generation of software that the prediction is for: a table of the calibration."""
+    calibration: int
+    """Version of the calibration."""
+
+    @property
+    def covers(self) -> tuple[float, float] | None:
+        """The interval of the time."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+
+def kept(found: Prediction, *, attempt: int) -> PointPrediction:
+    """Return a prediction as plans keep it, without its parts."""
+    seconds, factor = found.time.seconds if found.time else None, math.exp(found.half)
+    return PointPrediction(
+        attempt=attempt,
+        memory_bytes=found.memory.bytes,
+        seconds=seconds,
+        low=seconds and seconds / factor,
+        high=seconds and seconds * factor,
+        unknown=found.unknown,
+        software=found.subject.software.id,
+        calibration=calibration().version,
+    )
 
 
 def predict(
     shape: ModelShape,
     machines: Machines,
     layout: ParallelLayout,
+    basis: Basis,
     *,
-    software: Software,
-    calibration: Calibration,
     checked: bool = False,
     unknown: str | None = None,
 ) -> Prediction:
@@ -111,131 +173,66 @@ def predict(
     Raises:
         InputError: something does not divide.
     """
-    work = shape.work()
+    subject = Subject(shape, machines, layout, basis.software)
+    work, known = subject.work, basis.known
     if not checked:
         layout.check(work, machines)
     needed = memory(work, layout, devices=machines.devices)
-    half, distances, far = distance(shape, machines, layout, software, calibration)
-    unknown = unknown or unknown_time(shape, machines, layout, software) or far
-    scan = None
-    if unknown is None and work.block.scanned and machines.gpu.id not in software.scan:
-        scan = predicted_scan(software, machines.gpu)
-    if scan:
-        middle, fast, slow = (
-            timed(work, machines, layout, one, calibration).seconds
-            for one in (scan.middle, scan.fast, scan.slow)
-        )
-        half = math.hypot(half, math.log(max(middle / fast, slow / middle)))
-        said = f"a selective scan that compiled code predicts for {scan.gpu}, and nobody timed"
-        software, distances = scan.middle, (*distances, said)
-        unknown = _too_wide(half, distances, calibration)
+    unknown = unknown or unknown_time(subject)
+    if unknown is None and needed.states > capacity(machines.gpu):
+        unknown = "its states alone do not fit; a layout that splits more would"
+    found = None if unknown else told(subject, basis)
+    words = _unseen(weights_of(subject, known), found.spread, known) if found else ()
+    if found and found.half > known.wide:
+        why = f"; no row has {', nor '.join(words)}" if words else ""
+        wide = f"the interval would be a factor of {math.exp(found.half):.1f} either way{why}"
+        unknown = f"{wide}; --measured with a run would tell"
+    time = None
+    if found and not unknown:
+        least = subject.time(IDEAL).seconds if found.shift < 0 else 0.0
+        factor = max(math.exp(found.shift), least / found.time.seconds)
+        time = StepTime(**{one.name: factor * getattr(found.time, one.name) for one in fields(StepTime)})
     return Prediction(
-        shape=shape,
-        machines=machines,
-        layout=layout,
-        software=software,
+        subject=subject,
         memory=needed,
         largest_microbatch=largest_microbatch(work, machines, layout),
-        time=None if unknown else timed(work, machines, layout, software, calibration),
+        time=time,
         unknown=unknown,
-        half=half,
-        distances=distances,
+        half=found.half if found else 0.0,
+        half_without_runs=NINETY * found.before if found else 0.0,
+        distances=words,
+        runs=len(basis.runs),
     )
 
 
-def timed(
-    work: ModelWork, machines: Machines, layout: ParallelLayout, software: Software, calibration: Calibration
-) -> StepTime:
-    """Return the time of a step; where a software never ran, it is no slower than older software."""
-    everything, gpu = [software], machines.gpu
-    if gpu.arch not in software.products and not work.block.scanned:
-        everything += [one for one in calibration.known(gpu) if one.year < software.year]
-    times = (step_time(work, machines, layout, software=one, calibration=calibration) for one in everything)
-    return min(times, key=lambda one: one.seconds)
-
-
-def unknown_time(
-    shape: ModelShape, machines: Machines, layout: ParallelLayout, software: Software
-) -> str | None:
+def unknown_time(subject: Subject) -> str | None:
     """Return why the time cannot be said, and which measurement would tell."""
-    gpu = machines.gpu
-    if machines.devices_per_node > 1 and gpu.link_gb_s is None:
-        return f"images/gpus.toml has no link_gb_s of {gpu.name}; an all-reduce of two devices would tell"
-    if machines.nodes > 1 and machines.network is None:
-        return f"nothing says how fast the network is; {NETWORK} would, in Gbit/s of a node"
-    if shape.work().block.scanned and (
-        shape.family not in software.families
-        or (gpu.id not in software.scan and predicted_scan(software, gpu) is None)
-    ):
-        return f"no selective scan was timed on {gpu.name}; recipes/mamba-kernels at node scale would tell"
-    if layout.fp8 and not gpu.fp8:
-        return f"the matrix units of {gpu.name} have no fp8"
-    if layout.offload != "none":
-        return "no transfer to the host was timed; a run of deepspeed-pretrain with offload would tell"
-    return None
+    machines, layout, gpu = subject.machines, subject.layout, subject.machines.gpu
+    scanned = subject.work.block.scanned and scan_of(gpu) is None
+    refused = subject.software.refuses(layout)
+    reasons = {
+        f"images/gpus.toml has no link_gb_s of {gpu.name}; an all-reduce of two devices would tell": (
+            machines.devices_per_node > 1 and gpu.link_gb_s is None
+        ),
+        f"nothing says how fast the network is; {NETWORK} would, in Gbit/s of a node": (
+            machines.nodes > 1 and machines.network is None
+        ),
+        f"no selective scan was timed on {gpu.name}; recipes/mamba-kernels at node scale would tell": scanned,
+        f"the matrix units of {gpu.name} have no {layout.precision}": not peak(gpu, layout.precision),
+        "no transfer to the host was timed; a run of deepspeed-pretrain with offload would tell": (
+            layout.offload != "none"
+        ),
+        f"{subject.software.id} has no {refused}; --software names another": refused,
+    }
+    return next((why for why, so in reasons.items() if so), None)
 
 
-def distance(
-    shape: ModelShape,
-    machines: Machines,
-    layout: ParallelLayout,
-    software: Software,
-    calibration: Calibration,
-) -> tuple[float, tuple[str, ...], str | None]:
-    """Return half of the interval, what makes it wider, and why it is too wide to be said."""
-    known, gpu = calibration.distance, machines.gpu
-    width = getattr(shape, "width", 1)
-    tokens = layout.microbatch * shape.sequence / layout.context
-    spread = max(
-        software.off_by(width, layout.tensor, tokens)[1],
-        software.spreads.get(gpu.id, software.spreads.get(gpu.arch, 0.0)),
-    )
-    parts = [spread, software.stage_spread * math.log2(layout.pipeline)]
-    words, far = list[str](), None
-
-    def add(part: float, text: str) -> None:
-        parts.append(part)
-        words.append(text)
-
-    if far_gpu := _unseen(gpu, software, calibration):
-        add(*far_gpu)
-    if shape.family not in software.families:
-        add(known.family, f"no row of the family {shape.family}")
-    figures = {"parameters": shape.parameters(), "sequence": shape.sequence, "tokens": round(tokens)}
-    figures["devices"] = machines.devices
-    for name, value in figures.items():
-        fitted = software.fitted[name]
-        if doublings := fitted.doublings(value):
-            text = f"{name} {value:,}, fitted from {fitted.low:,.0f} to {fitted.high:,.0f}"
-            add(known.doubling[name] * doublings, text)
-            if doublings > known.most[name]:
-                far = f"{text}: more than {known.most[name]:.0f} doublings away; a nearer run would tell"
-    if max(layout.tensor, layout.pipeline, layout.context) > 1 and not software.cuts:
-        add(known.layout, "no row with tensor, pipeline or context parallelism")
-    again = WORDS[layout.recomputation] if isinstance(layout.recomputation, bool) else layout.recomputation
-    if again not in software.recomputations:
-        add(known.recomputation, f"no row with recomputation {again}")
-    if layout.fp8 and gpu.id not in software.fp8:
-        add(known.precision, f"no row in fp8 on {gpu.name}")
-    if any(one.experts > 1 for one in shape.work().block.products):
-        add(known.experts, f"no row with experts; the fullest is taken to have {IMBALANCE} times its tokens")
-    half = math.hypot(*parts)
-    return half, tuple(words), far or _too_wide(half, words, calibration)
-
-
-def _too_wide(half: float, words: Sequence[str], calibration: Calibration) -> str | None:
-    if half <= calibration.distance.half:
-        return None
-    return f"the interval would be a factor of {math.exp(half):.1f} either way; {'; '.join(words)}"
-
-
-def _unseen(gpu: Gpu, software: Software, calibration: Calibration) -> tuple[float, str] | None:
-    """Return what a GPU adds that the software was not fitted on, and in words; None for one that it was."""
-    known = calibration.distance
-    if gpu.id in software.products:
-        return None
-    if gpu.arch in software.products:
-        return known.architecture, f"{gpu.name} only by another GPU of {gpu.arch}"
-    if elsewhere := calibration.known(gpu):
-        return known.software, f"{gpu.name} only with {elsewhere[0].title}"
-    return known.gpu, f"no row on {gpu.name}, nor on a GPU of {gpu.arch}"
+def _unseen(weights: Mapping[Key, float], spread: float, known: Calibration) -> tuple[str, ...]:
+    """Return in words what no row has seen, where it makes much of the interval."""
+    shares: dict[str, float] = {}
+    for key, weight in weights.items():
+        _, level, name = key
+        if key not in known.effects and level in known.level:
+            words = known.level[level].format(name, *name.split(" ", 1))
+            shares[words] = shares.get(words, 0.0) + (weight * known.effect(key).spread) ** 2
+    return tuple(words for words, square in shares.items() if math.sqrt(square) > NAMED * spread)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any
 
 from twinrun.foundation.errors import InputError
-from twinrun.predict.calibration import Calibration, Software
+from twinrun.predict.calibration import Basis, Cut, Software, Subject, rates_of
 from twinrun.predict.memory import memory
 from twinrun.predict.parallel_layout import Machines, ParallelLayout, Recomputation, Shards
-from twinrun.predict.prediction import Prediction, distance, predict, timed, unknown_time
+from twinrun.predict.prediction import Prediction, predict, unknown_time
+from twinrun.predict.step import step_time
 from twinrun.protocol.models.shape import ModelShape, ModelWork
 
+CUTS = tuple(one.name for one in fields(ParallelLayout))[:8]
 SHARDS: tuple[Shards, ...] = ("none", "optimizer", "gradients", "parameters")
 RECOMPUTATIONS: tuple[Recomputation, ...] = (False, "selective", True)
-MOST_STAGES = 16
-# Parts of the model that a stage of a pipeline may have.
-PARTS = (1, 2, 4)
+# Tokens of a sequence that a rank keeps at least where several share it.
+LEAST_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,6 @@ class OfferedLayout:
         """Tokens of all devices in a second."""
         return (self.prediction.tokens_per_second or 0.0) * self.offer.machines.devices
 
-    @property
-    def sure_tokens_per_second(self) -> float:
-        """The lower end of their interval."""
-        return self.tokens_per_second * math.exp(-self.prediction.half)
-
     def price(self, tokens: float) -> float:
         """Return what so many tokens cost, device-hours where there is no price."""
         return tokens / (self.prediction.tokens_per_second or 0.0) / 3600 * self.offer.price
@@ -63,7 +59,8 @@ class OfferedLayout:
 
     def summary(self) -> dict[str, Any]:
         """Return it for JSON: its prediction, tokens of all devices in a second, and the price of 1e9."""
-        rates = {name: getattr(self, name) for name in ("tokens_per_second", "sure_tokens_per_second")}
+        rates = {"tokens_per_second": self.tokens_per_second}
+        rates["sure_tokens_per_second"] = self.tokens_per_second * math.exp(-self.prediction.half)
         return self.prediction.summary() | rates | {"price_of_1e9_tokens": self.price(1e9)}
 
     def ordered(self, other: OfferedLayout) -> bool:
@@ -97,66 +94,61 @@ class Search:
         return tuple(first.values())
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    offer: Offer
-    layout: ParallelLayout
-    device_tokens: float
-    """Tokens of a device in a second."""
-    half: float
-
-    @property
-    def sure(self) -> float:
-        return self.device_tokens * math.exp(-self.half)
-
-    @property
-    def all_tokens(self) -> float:
-        return self.device_tokens * self.offer.machines.devices
-
-    def order(self) -> tuple[float | int, ...]:
-        """Return what cheaper and simpler candidates have less of."""
-        one = self.layout
-        cuts = (one.tensor * one.pipeline, one.tensor, one.interleaved)
-        kept = (SHARDS.index(one.shards), RECOMPUTATIONS.index(one.recomputation), one.microbatch)
-        return (self.offer.price / self.sure, self.offer.machines.devices, *cuts, *kept)
-
-    def answer(self) -> tuple[object, ...]:
-        """Return what distinct answers differ in."""
-        machines = self.offer.machines
-        return machines.gpu.id, machines.nodes, self.layout.tensor, self.layout.pipeline
+def _order(offer: Offer, layout: ParallelLayout, seconds: float) -> tuple[float | int, ...]:
+    """Return what cheaper and simpler layouts have less of."""
+    cuts = (layout.tensor * layout.pipeline * layout.context, layout.tensor, layout.interleaved)
+    kept = (SHARDS.index(layout.shards), RECOMPUTATIONS.index(layout.recomputation), layout.microbatch)
+    return (offer.price * seconds, *cuts, *kept)
 
 
-def layouts(work: ModelWork, machines: Machines, like: ParallelLayout) -> Iterator[ParallelLayout]:
-    """Yield every layout of the global batch of `like` that divides."""
-    tensors = _divisors(machines.devices_per_node)
-    stages = [one for one in _divisors(work.layers) if one <= MOST_STAGES]
-    for tensor, pipeline, parts in product(tensors, stages, PARTS):
-        cut = tensor * pipeline * like.context
-        whole = machines.devices % cut == 0 and like.global_batch % (machines.devices // cut) == 0
-        if not whole or (parts > 1 and (pipeline == 1 or work.layers % (pipeline * parts))):
+def layouts(
+    work: ModelWork, machines: Machines, like: ParallelLayout, software: Software
+) -> Iterator[ParallelLayout]:
+    """Yield every layout of the global batch of `like` that divides and that the software has."""
+    devices, products = machines.devices, work.block.products
+
+    def sizes(cut: Cut, whole: int, most: float = math.inf) -> list[int]:
+        return [one for one in (_divisors(whole) if cut in software.cuts else [1]) if one <= most]
+
+    tensors = [
+        one
+        for one in sizes("tensor", machines.devices_per_node)
+        if all(getattr(each, each.cut) % one == 0 for each in products)
+    ]
+    cuts = product(
+        tensors,
+        sizes("pipeline", devices, work.layers),
+        sizes("context", work.sequence, max(1, work.sequence // LEAST_TOKENS)),
+        sizes("experts", max(one.experts for one in products)),
+    )
+    for tensor, pipeline, context, experts in cuts:
+        group, copies = tensor * pipeline * context, devices // (tensor * pipeline)
+        if devices % group or experts > copies or like.global_batch % (devices // group):
             continue
-        share = like.global_batch // (machines.devices // cut)
-        # Parts of a stage take whole rounds of the stages.
-        sizes = [size for size in _divisors(share) if parts == 1 or share // size % pipeline == 0]
-        for shards, again, microbatch in product(SHARDS, RECOMPUTATIONS, sizes):
-            yield replace(
-                like,
-                tensor=tensor,
-                pipeline=pipeline,
-                interleaved=parts,
-                shards=shards,
-                recomputation=again,
-                microbatch=microbatch,
-            )
+        share = like.global_batch * group // devices
+        # Megatron counts the embedding and the loss as layers, too.
+        wholes = [whole for whole in (work.layers, work.layers + 2) if whole % pipeline == 0]
+        parts = {1, *(part for whole in wholes for part in _divisors(whole // pipeline))}
+        parts = parts if pipeline > 1 and "interleaved" in software.cuts else {1}
+        kept = product(sorted(parts), software.shards, RECOMPUTATIONS, _divisors(share))
+        for part, shards, again, microbatch in kept:
+            # Parts of a stage take whole rounds of the stages.
+            if part > 1 and ((share // microbatch) % pipeline or part * pipeline > work.layers + 2):
+                continue
+            sequence = tensor > 1 and "sequence_parallel" in software.cuts
+            made = (like.global_batch, microbatch, tensor, pipeline, part, context, experts, sequence)
+            fields_of: dict[str, Any] = dict(zip(CUTS, made, strict=True))
+            one = replace(like, **fields_of, shards=shards, recomputation=again)
+            if software.refuses(one) is None:
+                yield one
 
 
 def best(
     shape: ModelShape,
     offers: Sequence[Offer],
     like: ParallelLayout,
+    basis: Basis,
     *,
-    software: Software,
-    calibration: Calibration,
     count: int,
     goal: float = 0.0,
 ) -> Search:
@@ -168,75 +160,63 @@ def best(
     Raises:
         InputError: no offer has a layout that divides.
     """
-    found, seen, unknown, left_out = list[_Candidate](), 0, dict[str, None](), list[str]()
+    seen, fitting, unknown, left_out = 0, 0, dict[str, None](), list[str]()
+    work, plain = shape.work(), ParallelLayout(like.global_batch, 1, precision=like.precision)
+    # The best layout of each distinct answer.
+    first: dict[tuple[object, ...], tuple[tuple[float, ...], Offer, ParallelLayout]] = {}
     for offer in offers:
-        if why := unknown_time(shape, offer.machines, like, software):
+        machines, before = offer.machines, seen
+        asked = Subject(shape, machines, plain, basis.software)
+        if why := unknown_time(asked):
             unknown[why] = None
             continue
-        count_of_offer, candidates, far = _candidates(shape, offer, like, software, calibration)
-        seen += count_of_offer
-        found += candidates
-        unknown |= dict.fromkeys(far)
-        if not count_of_offer:
+        # Rates know no cuts, so one set is of all layouts.
+        rates, traits = rates_of(asked, basis.known), asked.traits
+        for layout in layouts(work, machines, like, basis.software):
+            seen += 1
+            if memory(work, layout, devices=machines.devices).fit(machines.gpu) != "FITS":
+                continue
+            fitting += 1
+            seconds = step_time(work, machines, layout, traits, rates).seconds
+            answer = (machines.gpu.id, machines.nodes, layout.tensor, layout.pipeline, layout.context)
+            one = (_order(offer, layout, seconds), offer, layout)
+            first[answer] = min(one, first.get(answer, one), key=lambda each: each[0])
+        if seen == before:
             left_out.append(str(offer))
     if offers and len(left_out) == len(offers):
-        raise InputError(
-            "no layout divides",
-            place="--sweep",
-            found=f"{like.global_batch} sequences on {'; '.join(left_out)}",
-            hint="--set global_batch, a multiple of the devices",
+        tried, hint = (
+            f"{like.global_batch} sequences on {'; '.join(left_out)}",
+            "--set global_batch, a multiple",
         )
-
-    terms = {"software": software, "calibration": calibration}
-
-    def placed(one: _Candidate) -> OfferedLayout:
-        return OfferedLayout(one.offer, predict(shape, one.offer.machines, one.layout, checked=True, **terms))  # type: ignore[arg-type]
-
-    fastest = max(found, key=lambda one: one.all_tokens, default=None)
+        raise InputError("no layout divides", place="--sweep", found=tried, hint=f"{hint} of the devices")
+    every = [
+        OfferedLayout(offer, predict(shape, offer.machines, layout, basis, checked=True))
+        for _, offer, layout in first.values()
+    ]
+    unknown |= {one.prediction.unknown: None for one in every if one.prediction.unknown}
+    known = [one for one in every if one.prediction.time]
     return Search(
-        best=tuple(placed(one) for one in _distinct(found, goal=goal, count=count)),
-        fastest=placed(fastest) if fastest else None,
+        best=_shown(known, goal=goal, count=count),
+        fastest=max(known, key=lambda one: one.tokens_per_second, default=None),
         seen=seen,
-        fitting=len(found),
+        fitting=fitting,
         unknown=tuple(unknown),
         left_out=tuple(left_out),
     )
 
 
-def _distinct(found: Sequence[_Candidate], *, goal: float, count: int) -> list[_Candidate]:
+def _shown(known: Sequence[OfferedLayout], *, goal: float, count: int) -> tuple[OfferedLayout, ...]:
     """Return the best of each GPU that reaches the goal, and what is cheapest, by the sure price."""
-    first: dict[tuple[object, ...], _Candidate] = {}
-    for one in sorted(found, key=_Candidate.order):
-        if one.all_tokens >= goal:
-            first.setdefault(one.answer(), one)
-    gpus: dict[str, _Candidate] = {}
-    for one in first.values():
+
+    def sure(one: OfferedLayout) -> float:
+        return one.price_interval(1.0)[1]
+
+    reaching = sorted((one for one in known if one.tokens_per_second >= goal), key=sure)
+    gpus: dict[str, OfferedLayout] = {}
+    for one in reaching:
         gpus.setdefault(one.offer.machines.gpu.id, one)
-    best_of_each = [*gpus.values()]
-    others = [one for one in first.values() if one not in best_of_each]
-    return sorted([*best_of_each, *others[: max(0, count - len(gpus))]], key=_Candidate.order)
-
-
-def _candidates(
-    shape: ModelShape, offer: Offer, like: ParallelLayout, software: Software, calibration: Calibration
-) -> tuple[int, list[_Candidate], list[str]]:
-    """Return the count of an offer's layouts, those that surely fit, and why nothing is said of others."""
-    work, machines, seen = shape.work(), offer.machines, 0
-    found, far = list[_Candidate](), dict[str, None]()
-    for layout in layouts(work, machines, like):
-        seen += 1
-        if memory(work, layout, devices=machines.devices).fit(machines.gpu) != "FITS":
-            continue
-        if not _divides(layout, work, machines):
-            continue
-        half, _, why = distance(shape, machines, layout, software, calibration)
-        if why:
-            far[why] = None
-            continue
-        time = timed(work, machines, layout, software, calibration)
-        tokens = layout.global_batch * work.sequence / time.seconds / machines.devices
-        found.append(_Candidate(offer, layout, tokens, half))
-    return seen, found, [*far]
+    others = [one for one in reaching if one not in gpus.values()]
+    return tuple(sorted([*gpus.values(), *others[: max(0, count - len(gpus))]], key=sure))
 
 
 def unordered(found: Search) -> tuple[str, ...]:
@@ -248,14 +228,6 @@ def unordered(found: Search) -> tuple[str, ...]:
         if any(other is not one and not one.ordered(other) for other in gpus)
     )
     return tuple(names)
-
-
-def _divides(layout: ParallelLayout, work: ModelWork, machines: Machines) -> bool:
-    try:
-        layout.check(work, machines)
-    except InputError:
-        return False
-    return True
 
 
 def _divisors(number: int) -> list[int]:

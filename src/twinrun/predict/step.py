@@ -1,43 +1,65 @@
 """The time of an optimizer step, part by part: a model to be read from top to bottom.
 
 A block takes what the device computes and what its products wait for, or what the host can start, whichever
-is longer; parameters that are gathered meanwhile hide behind it but for a share. A step is its blocks and its
-head, for every microbatch, with the empty slots of a pipeline, then the sum of gradients and the optimizer.
+is longer, and somewhat more where both are as long; parameters that are gathered meanwhile hide behind it but
+for a share. A step is its blocks and its head, for every microbatch, with the empty slots of a pipeline, then
+the sum of gradients and the optimizer.
 
 Ranks stand as Megatron places them: those of tensor parallelism next to each other, then those that share a
 sequence, then replicas, then stages. A group whose ranks stand apart crosses nodes sooner, and the groups of
 a node share its network.
+
+What hardware and software reach is named in `IDEAL`; everything else here is counted, or has its source.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from twinrun.predict.calibration import Calibration, Software
-from twinrun.predict.parallel_layout import Machines, ParallelLayout
+from twinrun.manifests.vendor import Gpu
+from twinrun.predict.parallel_layout import Machines, ParallelLayout, Precision
 from twinrun.protocol.models.shape import ModelWork, Product
 
+# Every rate, as no hardware and no software passes it; calibration.toml says what each is.
+IDEAL: dict[str, float] = dict.fromkeys(("again", "bubble", "pace"), 1.0)
+IDEAL |= dict.fromkeys(
+    ("products", "attention", "links", "network", "optimizer", "scan", "memory", "logits"), 1e9
+) | dict.fromkeys(("host", "hop", "exposed"), 0.0)
+# Bits multiply so many times as fast as bf16; of four bits a GPU's row says it.
+PEAKS: Mapping[Precision, float] = {"bf16": 1, "fp8": 2, "mxfp8": 2}
+# Features at which a product reaches half of its rate, on either side, and FLOP that one takes the time of
+# besides its own: fitted with all rows of GPT and MPT, 125M to 1T.
+FEATURES, PRODUCT_WORK = 183, 3.3e10
 # Elements that eager kernels read and write in a forward pass, for each feature of the residual stream (two
 # norms, two sums, three biases) and for each of the hidden layer (bias and activation).
 STREAM_PASSES, HIDDEN_PASSES = 14, 3
 # The backward pass reads what the forward one wrote, and writes gradients.
 BACKWARD_PASSES = 1.5
-# Share of a block's products that every other one is, taken as where software was fitted on rows of
-# torchtitan: nobody counted which sizes these have.
+# Bytes moved for a logit, forward and backward, for an attention matrix's element forward, for a parameter.
+LOGIT_MOVED, SCORE_MOVED, OPTIMIZER_MOVED = 25, 7, 30
+# Share of a block's products that every other one is: nobody counted which sizes these have.
 ALTERNATE_PRODUCTS = 0.5
 # Fused attention computes its weights again in the backward pass: five products for two.
 ATTENTION_BACKWARD = 2.5
 # Positions behind a token are skipped by fused kernels.
 CAUSAL = 0.5
-# Sequences times heads of a rank that Megatron's fused softmax takes are a multiple of this.
-SOFTMAX_ROWS = 4
+# Matrix units take rows of 16 bytes; a head of another size is multiplied by vector units where attention is
+# not fused, at a sixteenth of the rate on an A100 (19.5 of 312 TFLOP/s), and padded where it is.
+ROW, VECTOR_UNITS, PADDED = 8, 16, 64
+# Sequences times heads of a rank that Megatron's fused softmax takes are a multiple of this; what the host
+# needs besides where they are not, and for each further rank of tensor parallelism, over a block's time.
+SOFTMAX_ROWS, SOFTMAX_HOST, TENSOR_HOST = 4, 0.33, 0.03
+# Blocks that the host could start while a step begins and ends.
+STEP_BLOCKS = 5
 # A stage of a zero-bubble schedule fills two thirds of its empty slots with gradients of weights (ZB-H1, Qi
 # et al. 2024, arXiv:2401.10241, section 2.1).
 ZERO_BUBBLE = 1 / 3
 # The fullest expert has so many times the tokens of the mean one: stated, not fitted.
 IMBALANCE = 1.2
-# Matrix units multiply fp8 twice as fast as bf16 on every GPU that has it.
-FP8_PEAK = 2.0
+# Hops that a collective takes at least.
+LEAST_HOPS = 6
 ACTIVATION_BYTES = 2
 
 
@@ -65,150 +87,64 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class _Rates:
-    """What a device reaches with a software, in FLOP and bytes per second."""
+class Traits:
+    """What a software does, whatever the speed of its parts."""
 
-    peak: float
-    fp8: float
-    features: float
-    work: float
+    unfused: bool = False
+    """Whether attention writes its matrices."""
+    summed_bytes: int | None = None
+    """Bytes of a gradient while it is summed, where that is not its type."""
+    selective_products: float = 0.0
+    """Fraction of a block's products that selective recomputation computes again."""
+    scan: tuple[float, float] | None = None
+    """Elements a second of a scan's forward pass by compiled code, and forward passes of the other."""
+
+
+def below_one(share: float) -> float:
+    """Return a share that is about as large while it is small, and never more than 1."""
+    return share / math.sqrt(math.hypot(1, share**2))
+
+
+def peak(gpu: Gpu, precision: Precision) -> float:
+    """Return the dense FLOP/s of a device in a precision, 0 where its matrix units do not have it."""
+    if precision in PEAKS:
+        return gpu.device_peak_flops * PEAKS[precision] * (gpu.fp8 or precision == "bf16")
+    return gpu.device_peak_flops * (gpu.fp4_over_bf16 or 0.0)
+
+
+@dataclass(frozen=True)
+class _Device:
+    """What a device reaches, in FLOP and bytes per second."""
+
+    narrow: float
+    wide: float
     attention: float
     memory: float
-    scan: float
-    links: float
-    network: float
 
-    def product(self, one: Product, *, tokens: float, tensor: int, fp8: bool = False) -> float:
-        """Return the seconds of one product over `tokens`: its FLOP, or the bytes it reads and writes."""
+    def product(self, one: Product, *, tokens: float, tensor: int, narrow: bool, groups: float = 1) -> float:
+        """Return the seconds of a product over `tokens`: its FLOP, or the bytes that it reads and writes."""
         columns = one.columns / (tensor if one.cut == "columns" else 1)
         inner = one.inner / (tensor if one.cut == "inner" else 1)
-        flops = 2 * tokens * columns * inner * (1 + self.features * (1 / columns + 1 / inner)) + self.work
-        moved = ACTIVATION_BYTES * (tokens * (columns + inner) + columns * inner)
-        return max(flops / (self.fp8 if fp8 else self.peak), moved / self.memory)
+        lost = 1 + FEATURES * (1 / columns + 1 / inner)
+        flops = 2 * tokens * columns * inner * lost + PRODUCT_WORK
+        moved = ACTIVATION_BYTES * (tokens * (columns + inner) + groups * columns * inner)
+        return max(flops / (self.narrow if narrow else self.wide), moved / self.memory)
 
 
-def step_time(
-    work: ModelWork,
-    machines: Machines,
-    layout: ParallelLayout,
-    *,
-    software: Software,
-    calibration: Calibration,
-) -> StepTime:
-    """Return the time of an optimizer step, part by part."""
-    rates = _rates(machines, layout, software, calibration)
-    ranks = _Ranks(machines, layout, rates, software.latency)
-    tokens = layout.microbatch * work.sequence / layout.context
-    count, layers = layout.microbatches(machines.devices), work.layers / layout.pipeline
-    again = software.recomputed if layout.recomputation is True else 0.0
-    added: dict[str, float] = {}
-    if not isinstance(layout.recomputation, bool):
-        # It keeps attention and the results of products, or some of these; where attention is not fused it
-        # is the attention matrices that are computed again.
-        alternate = layout.recomputation == "selective-alternate"
-        products = software.selective_products or (ALTERNATE_PRODUCTS if alternate else 0.0)
-        added = {"products": products, "memory": 1.0, "attention": 0.0}
-        added = {"products": 0.0, "memory": 0.0, "attention": 1.0} if software.unfused else added
-    busy = {
-        name: forward * (1 + back + added.get(name, again))
-        for name, (forward, back) in _block(work, layout, rates, software, tokens=tokens).items()
-    }
-    computing = sum(busy.values())
-    between = _between_products(work, layout, ranks, software, tokens=tokens)
-    host = _host(work, layout, software)
-    started = max(computing + between, host)
-    # No shape is faster than the data sheet: fitted rates are shares of it.
-    share = rates.peak / machines.gpu.device_peak_flops
-    least = share * busy["products"] + calibration.memory * (computing - busy["products"] + between)
-    factor, _ = software.off_by(work.block.width, layout.tensor, tokens)
-    started = max(least, started * factor)
-    gathered = 0.0
-    if layout.shards == "parameters" and not layout.kept_whole:
-        # A block's parameters come twice, and its gradients go once.
-        gathered = 3 * ranks.copies(layout.reduced_bytes * layout.held_of_block(work.block) / layout.tensor)
-    waits = max(0.0, gathered - started) + software.exposed * min(gathered, started)
-    head = 3 * rates.product(work.head, tokens=tokens, tensor=layout.tensor)
-    head += software.logits * tokens * work.head.columns / layout.tensor / rates.memory
-    slot, sent = layers * (started + waits), 0.0
-    if layout.pipeline > 1:
-        sent = layout.interleaved * ranks.stages(2 * ACTIVATION_BYTES * tokens * work.block.width)
-    empty = (layout.pipeline - 1) * (ZERO_BUBBLE if layout.zero_bubble else 1.0)
-    backward = layers * started * 2 / 3
-    return StepTime(
-        products=count * layers * busy["products"],
-        attention=count * layers * busy["attention"],
-        memory=count * layers * busy["memory"],
-        head=count * head,
-        host=count * layers * (started - computing - between),
-        collectives=count * (layers * (between + waits) + sent)
-        + _gradients(work, layout, ranks, software, backward=backward),
-        bubble=empty * (slot + sent) / layout.interleaved,
-        optimizer=_optimizer(work, machines, layout, rates, software) + software.step,
+def _device(gpu: Gpu, precision: Precision, rates: Mapping[str, float]) -> _Device:
+    """Return what a device reaches; no part of it is faster than the data sheet, whatever the pace."""
+
+    def reached(most: float, share: float) -> float:
+        return most * below_one(share / rates["pace"])
+
+    top, products = gpu.device_peak_flops, rates["products"]
+    wide = reached(top, products)
+    return _Device(
+        narrow=max(reached(peak(gpu, precision), products), wide),
+        wide=wide,
+        attention=reached(top, rates["attention"]),
+        memory=gpu.device_bandwidth_bytes_s * min(1.0, 1 / rates["pace"]),
     )
-
-
-def _rates(
-    machines: Machines, layout: ParallelLayout, software: Software, calibration: Calibration
-) -> _Rates:
-    gpu = machines.gpu
-    peak = gpu.device_peak_flops * calibration.rate("products", software, gpu)
-    fp8 = gpu.device_peak_flops * FP8_PEAK * calibration.rate("fp8", software, gpu) if layout.fp8 else peak
-    return _Rates(
-        peak=peak,
-        fp8=max(fp8, peak),
-        features=calibration.products.features,
-        work=calibration.products.work,
-        attention=0.0
-        if software.unfused
-        else gpu.device_bandwidth_bytes_s * calibration.rate("attention", software, gpu),
-        memory=gpu.device_bandwidth_bytes_s * calibration.memory,
-        scan=software.scan.get(gpu.id, 0.0),
-        links=(gpu.link_gb_s or 0.0) * 1e9 * software.links,
-        network=(machines.network or 0.0) * software.network,
-    )
-
-
-def _block(
-    work: ModelWork, layout: ParallelLayout, rates: _Rates, software: Software, *, tokens: float
-) -> dict[str, tuple[float, float]]:
-    """Return by part the seconds of a block's forward pass, and how many of them the backward pass takes."""
-    block, tensor = work.block, layout.tensor
-    products = sum(_products(one, layout, rates, tokens=tokens) for one in block.products)
-    if block.scanned:
-        attention = tokens * block.scanned / rates.scan / tensor, software.scan_backward
-    elif software.unfused:
-        scores = software.unfused * block.scores / rates.memory
-        attention = tokens / tensor * (block.attention_flops / rates.peak + scores), 2.0
-    else:
-        # Kernels compute no faster than the matrix units, whatever the memory could bring.
-        rate = min(rates.attention, rates.peak)
-        attention = tokens / tensor * block.attention_flops * CAUSAL / rate, ATTENTION_BACKWARD
-    # Norms and sums are computed by every rank, unless their tokens are split too.
-    stream = STREAM_PASSES * block.width / (tensor if layout.sequence_parallel else 1)
-    elements = stream + HIDDEN_PASSES * block.hidden / tensor
-    moved = ACTIVATION_BYTES * software.elements * elements * tokens / rates.memory
-    if layout.fp8:
-        # The input of a product is read once more and written in one byte, in both passes.
-        moved += 3 * tokens * sum(one.inner for one in block.products) / tensor / rates.memory
-    return {"products": (products, 2.0), "attention": attention, "memory": (moved, BACKWARD_PASSES)}
-
-
-def _products(one: Product, layout: ParallelLayout, rates: _Rates, *, tokens: float) -> float:
-    """Return the seconds of a block's product, those of its experts one after the other."""
-    if one.experts == 1:
-        return rates.product(one, tokens=tokens, tensor=layout.tensor, fp8=layout.fp8)
-    own = one.experts / layout.experts
-    each = tokens * one.active * IMBALANCE / own
-    return own * rates.product(one, tokens=each, tensor=layout.tensor, fp8=layout.fp8)
-
-
-def _host(work: ModelWork, layout: ParallelLayout, software: Software) -> float:
-    """Return the seconds that the host needs to start a block, forward and backward."""
-    seconds = software.host + software.tensor_host * (layout.tensor - 1)
-    if software.unfused and work.block.scores:
-        rows = layout.microbatch * (work.block.scores // work.sequence) // layout.tensor
-        seconds += software.softmax_host if rows % SOFTMAX_ROWS else 0.0
-    return seconds * (4.0 if layout.recomputation is True else 3.0)
 
 
 @dataclass(frozen=True)
@@ -217,8 +153,17 @@ class _Ranks:
 
     machines: Machines
     layout: ParallelLayout
-    rates: _Rates
-    latency: float
+    rates: Mapping[str, float]
+
+    @property
+    def links(self) -> float:
+        """Bytes a second of a device to the others of its node."""
+        return (self.machines.gpu.link_gb_s or 0.0) * 1e9 * below_one(self.rates["links"])
+
+    @property
+    def network(self) -> float:
+        """Bytes a second of a node."""
+        return (self.machines.network or 0.0) * below_one(self.rates["network"])
 
     def tensor(self, size: float) -> float:
         """Return the seconds in which ranks of tensor parallelism gather, or scatter, `size` bytes."""
@@ -228,66 +173,188 @@ class _Ranks:
         """Return the same of ranks that share a sequence."""
         return self._collective(size, self.layout.context, self.layout.tensor)
 
-    def experts(self, size: float) -> float:
-        """Return the same of ranks that share experts, which exchange tokens."""
-        return self._collective(size, self.layout.experts, self.layout.tensor)
-
     def copies(self, size: float) -> float:
         """Return the same of ranks that hold the same parameters, or parts of them."""
         return self._collective(size, self.layout.copies(self.machines.devices), self.layout.tensor)
 
+    def experts(self, size: float, active: int) -> float:
+        """Return the seconds in which each rank sends `size` bytes of tokens to each of `active` experts."""
+        ranks, node = self.layout.experts, self.machines.devices_per_node
+        if ranks == 1:
+            return 0.0
+        inside, nodes = self._spread(ranks, self.layout.tensor)
+        links = active * size * (inside - 1) / inside / self.links if inside > 1 else 0.0
+        # A node gets a token once, however many of its experts want it.
+        reached = nodes * (1 - (1 - 1 / nodes) ** active)
+        between = node * size * reached * (nodes - 1) / nodes / self.network if nodes > 1 else 0.0
+        return max(links, between) + self._latency(inside, nodes)
+
     def stages(self, size: float) -> float:
         """Return the seconds in which a stage sends `size` bytes, each rank of it a part."""
         stride = self.layout.tensor * self.layout.copies(self.machines.devices)
+        latency = 2 * LEAST_HOPS * self.rates["hop"]
         if self.machines.nodes > 1 and stride * self.layout.pipeline > self.machines.devices_per_node:
             pipelines = max(1.0, self.machines.devices_per_node / self.layout.tensor)
-            return size * pipelines / self.rates.network + 2 * self.latency
-        return size / self.rates.links + 2 * self.latency
+            return size * pipelines / self.network + latency
+        return size / self.links + latency
+
+    def _spread(self, ranks: int, stride: int) -> tuple[int, float]:
+        """Return how many ranks of a group stand in one node, and over how many nodes they stand."""
+        inside = max(1, min(ranks, self.machines.devices_per_node // stride))
+        return inside, ranks / inside
+
+    def _latency(self, inside: int, nodes: float) -> float:
+        """Return the seconds of a ring's hops, of which those between nodes take twice as long."""
+        return self.rates["hop"] * max(LEAST_HOPS, inside - 1 + 2 * (nodes - 1))
 
     def _collective(self, size: float, ranks: int, stride: int) -> float:
         """Return the seconds in which `ranks` that stand `stride` apart gather, or scatter, `size` bytes."""
         if ranks == 1 or not size:
             return 0.0
-        node = self.machines.devices_per_node
-        inside = max(1, min(ranks, node // stride))
-        nodes = ranks / inside
-        links = size * (inside - 1) / inside / self.rates.links if inside > 1 else 0.0
+        inside, nodes = self._spread(ranks, stride)
+        links = size * (inside - 1) / inside / self.links if inside > 1 else 0.0
         # Every group of the node sends its own.
-        groups = min(node / inside, self.machines.devices / ranks)
-        between = groups * size * (nodes - 1) / nodes / self.rates.network if nodes > 1 else 0.0
-        return max(links, between) + self.latency
+        groups = min(self.machines.devices_per_node / inside, self.machines.devices / ranks)
+        between = groups * size * (nodes - 1) / nodes / self.network if nodes > 1 else 0.0
+        return max(links, between) + self._latency(inside, nodes)
 
 
-def _between_products(
-    work: ModelWork, layout: ParallelLayout, ranks: _Ranks, software: Software, *, tokens: float
-) -> float:
-    """Return the seconds of a block's collectives that the next product waits for."""
-    passes = 4 + 2 * (layout.recomputation is True)
-    size = layout.reduced_bytes * tokens * work.block.width
-    # Two sums of activations forward, two backward; each is a scatter and a gather.
-    sums = 2 * software.tensor_exposed * ranks.tensor(size)
-    # Tokens go to their experts and return, forward and backward.
-    active = max(one.active for one in work.block.products)
-    experts = ranks.experts(size * active * IMBALANCE)
-    # Keys and values come forward and backward, and their gradients go.
-    keys = layout.reduced_bytes * tokens * layout.context * work.block.keys / layout.tensor
-    shared = (3 + (layout.recomputation is True)) * software.exposed * ranks.context(keys)
-    return passes * (sums + experts) + shared
+def step_time(
+    work: ModelWork, machines: Machines, layout: ParallelLayout, traits: Traits, rates: Mapping[str, float]
+) -> StepTime:
+    """Return the time of an optimizer step, part by part; `rates` has those of `IDEAL`."""
+    device = _device(machines.gpu, layout.precision, rates)
+    return _Step(work, layout, traits, rates, device, _Ranks(machines, layout, rates)).time()
 
 
-def _gradients(
-    work: ModelWork, layout: ParallelLayout, ranks: _Ranks, software: Software, *, backward: float
-) -> float:
-    """Return what the last backward pass leaves of the sum of gradients over copies, once a step."""
-    if layout.shards == "parameters" and not layout.kept_whole:
-        return 0.0
-    size = software.summed_bytes or layout.gradient_bytes
-    carried = 2 * ranks.copies(size * layout.held(work))
-    return max(0.0, carried - backward) + software.gradients * min(carried, backward)
+@dataclass(frozen=True)
+class _Step:
+    work: ModelWork
+    layout: ParallelLayout
+    traits: Traits
+    rates: Mapping[str, float]
+    device: _Device
+    ranks: _Ranks
 
+    @property
+    def tokens(self) -> float:
+        """Tokens that a rank computes of a microbatch."""
+        return self.layout.microbatch * self.work.sequence / self.layout.context
 
-def _optimizer(
-    work: ModelWork, machines: Machines, layout: ParallelLayout, rates: _Rates, software: Software
-) -> float:
-    split = layout.copies(machines.devices) if layout.shards != "none" else 1
-    return software.optimizer * layout.held(work) / split / rates.memory
+    def time(self) -> StepTime:
+        """Return the whole step."""
+        work, layout, rates, ranks, device = self.work, self.layout, self.rates, self.ranks, self.device
+        devices, tokens, layers = ranks.machines.devices, self.tokens, layout.stage_layers(work)
+        count = layout.microbatches(devices)
+        busy = {name: forward * (1 + back) for name, (forward, back) in self.block().items()}
+        computing, between = sum(busy.values()), self.between_products()
+        started = math.hypot((computing + between) ** 2, self.host() ** 2) ** 0.5
+        gathered, root = 0.0, 0.0
+        if layout.shards == "parameters" and not layout.kept_whole:
+            # A block's parameters come twice, and its gradients go once. What is in no block is gathered
+            # before the first one and summed after the last, when nothing hides it.
+            held = layout.held_of_block(work.block)
+            gathered = 3 * ranks.copies(layout.reduced_bytes * held / layout.tensor)
+            ends = work.parameters - work.layers * work.block.weights + work.absent
+            root = 2 * ranks.copies(layout.reduced_bytes * ends / layout.tensor)
+        waits = max(0.0, gathered - started) + min(1.0, rates["exposed"]) * min(gathered, started)
+        head = 3 * device.product(work.head, tokens=tokens, tensor=layout.tensor, narrow=False)
+        head += LOGIT_MOVED * tokens * work.head.columns / layout.tensor / (rates["logits"] * device.memory)
+        # The last stage has a block less for its head where parts do not divide the blocks.
+        uneven = layers * layout.pipeline > work.layers
+        slot, sent = layers * (started + waits), 0.0
+        if layout.pipeline > 1:
+            sent = layout.interleaved * ranks.stages(2 * ACTIVATION_BYTES * tokens * work.block.width)
+        empty = (layout.pipeline - 1) * (ZERO_BUBBLE if layout.zero_bubble else 1.0) * rates["bubble"]
+        moved = OPTIMIZER_MOVED * layout.held(work)
+        moved /= layout.copies(devices) if layout.shards != "none" else 1
+        gradients = self.gradients(backward=layers * started * 2 / 3, count=count)
+        return StepTime(
+            **{name: count * layers * seconds for name, seconds in busy.items()},
+            head=count * (max(0.0, head - started) if uneven else head),
+            host=count * layers * (started - computing - between) + STEP_BLOCKS * rates["host"],
+            collectives=count * (layers * (between + waits) + sent + root) + gradients,
+            bubble=empty * (slot + sent) / layout.interleaved,
+            optimizer=moved / (below_one(rates["optimizer"]) * device.memory),
+        )
+
+    def block(self) -> dict[str, tuple[float, float]]:
+        """Return by part the seconds of a block's forward pass, and how many of them come after it."""
+        work, layout, device, tokens = self.work, self.layout, self.device, self.tokens
+        block, tensor, narrow = work.block, layout.tensor, layout.precision != "bf16"
+        products = 0.0
+        for one in block.products:
+            own, met = one.experts / layout.experts, IMBALANCE if one.experts > 1 else 1.0
+            many = tokens * one.active * met
+            products += device.product(one, tokens=many, tensor=tensor, narrow=narrow, groups=own)
+        attention, back = 0.0, ATTENTION_BACKWARD
+        if block.scanned and self.traits.scan:
+            elements, back = self.traits.scan
+            attention = tokens * block.scanned / (self.rates["scan"] * elements) / tensor
+        elif block.attention_flops and self.traits.unfused:
+            slow, back = VECTOR_UNITS if block.head % ROW else 1, 2.0
+            scores = SCORE_MOVED * block.scores / device.memory / self.rates["attention"]
+            attention = tokens / tensor * (block.attention_flops * slow / device.wide + scores)
+        elif block.attention_flops:
+            padded = math.ceil(block.head / PADDED) * PADDED / block.head if block.head else 1.0
+            flops = block.attention_flops * CAUSAL * padded
+            attention = tokens / tensor * flops / min(device.attention, device.wide)
+        # Norms and sums are computed by every rank, unless their tokens are split too.
+        stream = STREAM_PASSES * block.width / (tensor if layout.sequence_parallel else 1)
+        moved = ACTIVATION_BYTES * (stream + HIDDEN_PASSES * block.hidden / tensor) * tokens
+        if narrow:
+            # The input of a product is read once more and written in a byte, in both passes.
+            moved += 3 * tokens * sum(one.inner * one.active for one in block.products) / tensor
+        eager = moved / (self.rates["memory"] * device.memory)
+        again = self.again()
+        return {
+            "products": (products, 2.0 + again[0]),
+            "attention": (attention, back + again[1]),
+            "memory": (eager, BACKWARD_PASSES + again[2]),
+        }
+
+    def again(self) -> tuple[float, float, float]:
+        """Return how much of the products, of attention and of the rest a backward pass computes again."""
+        how, traits = self.layout.recomputation, self.traits
+        if isinstance(how, bool):
+            return (self.rates["again"],) * 3 if how else (0.0, 0.0, 0.0)
+        # It keeps attention and the results of products, or some of these; where attention is not fused it
+        # is the attention matrices that are computed again.
+        every_other = ALTERNATE_PRODUCTS if how == "selective-alternate" else 0.0
+        return (0.0, 1.0, 0.0) if traits.unfused else (traits.selective_products or every_other, 0.0, 1.0)
+
+    def host(self) -> float:
+        """Return the seconds that the host needs to start a block, forward and backward."""
+        work, layout = self.work, self.layout
+        blocks = 1 + TENSOR_HOST * (layout.tensor - 1)
+        if self.traits.unfused and work.block.scores:
+            rows = layout.microbatch * (work.block.scores // work.sequence) // layout.tensor
+            blocks += SOFTMAX_HOST if rows % SOFTMAX_ROWS else 0.0
+        return self.rates["host"] * blocks * (4.0 if layout.recomputation is True else 3.0)
+
+    def between_products(self) -> float:
+        """Return the seconds of a block's collectives that the next product waits for."""
+        block, layout, ranks, tokens = self.work.block, self.layout, self.ranks, self.tokens
+        again = layout.recomputation is True
+        size = layout.reduced_bytes * tokens * block.width
+        # Two sums of activations forward, two backward; each is a scatter and a gather.
+        sums = 2 * ranks.tensor(size)
+        # Tokens go to their experts and return, forward and backward.
+        active = max(one.active for one in block.products)
+        held = size / (layout.tensor if layout.sequence_parallel else 1)
+        experts = ranks.experts(held * IMBALANCE, active)
+        # Keys and values come forward and backward, and their gradients go.
+        keys = layout.reduced_bytes * tokens * layout.context * block.keys / layout.tensor
+        return (4 + 2 * again) * (sums + experts) + (3 + again) * self.rates["exposed"] * ranks.context(keys)
+
+    def gradients(self, *, backward: float, count: int) -> float:
+        """Return what backward passes leave of the sum of gradients over copies."""
+        layout = self.layout
+        if layout.shards == "parameters" and not layout.kept_whole:
+            return 0.0
+        # They are scattered once a step, or after every pass where they are split, and gathered once: what
+        # backward passes hide of the one, forward passes hide of the other.
+        once = self.ranks.copies((self.traits.summed_bytes or layout.gradient_bytes) * layout.held(self.work))
+        scattered = count if layout.shards == "gradients" else 1
+        hidden = scattered * min(once, backward) + min(once, backward / 2)
+        return (scattered + 1) * once - (1 - min(1.0, self.rates["exposed"])) * hidden

@@ -6,7 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -14,10 +14,10 @@ from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.text import markdown_table, number, percent
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
-from twinrun.predict.calibration import calibration
+from twinrun.predict.calibration import basis
 from twinrun.predict.parallel_layout import Recomputation, Shards
 from twinrun.predict.prediction import Prediction
-from twinrun.predict.request import LayoutSettings, predict_at
+from twinrun.predict.request import LayoutSettings, machines_of, predict_at
 from twinrun.protocol.models import ModelShape, member, members
 from twinrun.report.charts import Row, RowChart, draw_rows, sign_of
 from twinrun.report.page import figure_text, render_page
@@ -167,11 +167,11 @@ def _of_model(
 
 def _predicted(name: str, shape: ModelShape, gpu: Gpu) -> tuple[str | None, Prediction]:
     """Return the way that fits and spares most, and what is predicted with all states split."""
-    known, first, way = calibration(), None, None
-    on = partial(predict_at, shape, gpu, nodes=1, devices_per_node=DEVICES, network=None, calibration=known)
+    first, way, rests = None, None, basis(SOFTWARE)
+    machines = machines_of(gpu, nodes=1, devices_per_node=DEVICES, network=None)
     for title, shards, again in WAYS:
         settings = LayoutSettings(model=name, global_batch=GLOBAL_BATCH, shards=shards, recomputation=again)
-        one = on(settings, software=known.of(SOFTWARE))
+        one = predict_at(shape, machines, settings, rests)
         fits = one.memory.fit(gpu) == "FITS"
         way = way or (title if fits else None)
         if shards == "parameters" and (first is None or (fits and first.memory.fit(gpu) != "FITS")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Group
@@ -10,7 +11,6 @@ from rich.text import Text
 from twinrun.foundation.text import GIB, number, percent
 from twinrun.predict.memory import capacity
 from twinrun.predict.parallel_layout import Recomputation
-from twinrun.predict.peak import CheckedSpeed
 from twinrun.predict.prediction import Prediction
 from twinrun.predict.search import OfferedLayout, Search, unordered
 from twinrun.report.tables import View
@@ -46,7 +46,7 @@ def predictions_view(
         title=title,
         columns=tuple(Column(title=one, numeric=one != "fit") for one in headings),
         rows=tuple(_row(one, tokens=tokens, price=price) for one in found),
-        notes=(*said, layout, f"Software: {first.software.title}.", INTERVAL),
+        notes=(*said, layout, f"Software: {first.subject.software.title}.", INTERVAL),
     )
     return Group(View(table, below=[_below(one) for one in found]))
 
@@ -72,7 +72,7 @@ def search_view(
         return Group(*map(Text, (f"{counted}{asked}.", *reasons)))
     days, cost = f"days of {tokens:.3g} tokens", "price" if priced else "device-hours"
     counts = ("microbatch", "memory, GiB", "tokens/s in all", days, f"{cost} of them")
-    notes = [*said, f"{counted}.", f"Software: {found.best[0].prediction.software.title}.", INTERVAL]
+    notes = [*said, f"{counted}.", f"Software: {found.best[0].prediction.subject.software.title}.", INTERVAL]
     if names := unordered(found):
         notes.append(f"No order between {', '.join(names)}: their intervals overlap.")
     which = "reach the goal" if goal else "fit"
@@ -82,26 +82,6 @@ def search_view(
         rows=tuple(_placed(one, goal=goal, tokens=tokens) for one in found.best),
     )
     return Group(View(table), *map(Text, (*notes, *reasons)))
-
-
-def peak_view(found: CheckedSpeed, *, said: Sequence[str]) -> Group:
-    """Return a speed as shares of the peak, by formula, and what that says."""
-    rows = [
-        (
-            name,
-            f"{flops / 1e9:.4g}",
-            f"{found.tokens_per_second * flops / 1e12:,.0f}",
-            percent(found.shares[name]),
-        )
-        for name, flops in found.flops_of_token.items()
-    ]
-    table = Table(
-        title=f"{found.gpu_name}: {found.tokens_per_second:,.0f} tokens/s a device",
-        columns=word_columns("formula", "GFLOP a token", "TFLOP/s", f"of {found.peak / 1e12:,.0f} TFLOP/s"),
-        rows=tuple(tuple(map(text, row)) for row in rows),
-        notes=(*said, f"Verdict: {found.verdict}."),
-    )
-    return Group(View(table))
 
 
 def _placed(one: OfferedLayout, *, goal: float, tokens: float) -> tuple[Cell, ...]:
@@ -126,7 +106,8 @@ def _layout(one: Prediction) -> str:
     cuts = [f"{name} {size}" for name, size in sizes.items() if size > 1]
     cuts += [f"{layout.interleaved} parts a stage"] * (layout.interleaved > 1)
     cuts += [f"experts over {layout.experts}"] * (layout.experts > 1)
-    cuts += [name for name in ("sequence_parallel", "zero_bubble", "fp8") if getattr(layout, name)]
+    cuts += [name for name in ("sequence_parallel", "zero_bubble") if getattr(layout, name)]
+    cuts += [layout.precision] * (layout.precision != "bf16")
     shards = "whole copies" if layout.shards == "none" else f"{layout.shards} split"
     again = RECOMPUTED.get(layout.recomputation, str(layout.recomputation))
     return ", ".join([*cuts, shards, f"recomputation {again}"]).replace("_", " ")
@@ -158,4 +139,10 @@ def _row(one: Prediction, *, tokens: float | None, price: float | None) -> tuple
 def _below(one: Prediction) -> str:
     if one.unknown:
         return f"{one.machines.nodes} nodes: cannot say, {one.unknown}."
-    return f"{one.machines.nodes} nodes: interval {'; '.join(one.distances)}." if one.distances else ""
+    words = f"no row has {', nor '.join(one.distances)}" if one.distances else ""
+    learned = ""
+    if one.runs:
+        factors = [number(math.exp(half)) for half in (one.half_without_runs, one.half)]
+        learned = f"{one.runs} run(s) narrow the interval from a factor of {factors[0]} to {factors[1]}"
+    said = "; ".join(filter(None, (learned, words)))
+    return f"{one.machines.nodes} nodes: {said}." if said else ""

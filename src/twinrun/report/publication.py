@@ -10,7 +10,6 @@ from typing import NamedTuple
 from twinrun.foundation.text import markdown_table, number, plural
 from twinrun.manifests.claims import Claim, RecordClaim, ScoreDifferenceClaim
 from twinrun.planning.project import Project
-from twinrun.predict.calibration import calibration
 from twinrun.predict.claims import PredictedClaim, PredictedKernel, predicted_claims
 from twinrun.report import words
 from twinrun.report.charts import Row, RowChart, draw_rows, sign_of
@@ -123,12 +122,8 @@ def predicted_of(recipe: str, claim: str, project: Project) -> tuple[float, floa
     """Return what is predicted of a claim in its own unit, with its interval; None where nothing is."""
     every: tuple[PredictedClaim | PredictedKernel, ...] = predicted_claims().claim
     for one in every + predicted_claims().kernel:
-        if (one.recipe, one.claim) != (recipe, claim):
-            continue
-        if isinstance(one, PredictedKernel):
-            return one.time().ms, one.time().low, one.time().high
-        if not one.unknown(project.gpus, calibration()):
-            return one.interval(project.gpus, calibration())
+        if (one.recipe, one.claim) == (recipe, claim):
+            return one.interval(project.gpus)
     return None
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, quantiles
 
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.text import markdown_table, percent
-from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.predict.calibration import calibration
-from twinrun.predict.rows import Residual, residuals
+from twinrun.predict.rows import scores
 from twinrun.report.charts import Row, RowChart, draw_rows
 from twinrun.report.hardware import PRECISION, ModelChoices, choices
 from twinrun.report.picture import standalone
@@ -27,7 +24,6 @@ FILE = "README.md"
 PICTURE = Path("docs", "assets", "headline.svg")
 BLOCK = re.compile(r"(<!-- figures -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 HEADS = ("recipe", "measured", "what the newest record says", "record")
-SIZES = ((1e9, "up to 1B"), (1e10, "1B to 10B"), (1e11, "10B to 100B"), (math.inf, "more than 100B"))
 
 
 def with_figures(text: str, project: Project) -> str:
@@ -68,31 +64,23 @@ def headline_picture(found: Sequence[ModelChoices]) -> str:
     return draw_rows(RowChart(name="headline", title=title, x_label=label, rows=tuple(rows))).svg
 
 
-def predictions(project: Project) -> str:
-    """Return the errors of rows that were held out, as Markdown."""
-    found = residuals(project.gpus, calibration())
-    return f"## Errors of rows that were held out\n\n{_slices(found, project.gpus)}"
-
-
-def _slices(found: Sequence[Residual], gpus: Mapping[str, Gpu]) -> str:
-    """Return errors and coverage by software and GPU, by how the model was cut, and by size."""
-    groups: defaultdict[tuple[str, str], list[Residual]] = defaultdict(list)
-    for one in found:
-        row, count = one.row, one.row.shape.parameters()
-        cut = f"tensor {row.tensor}" if row.tensor > 1 else "whole matrices"
-        size = next(name for most, name in SIZES if count <= most)
-        groups[one.prediction.software.title, gpus[row.gpu].name].append(one)
-        groups["cut", f"{cut}, {row.pipeline} stages" if row.pipeline > 1 else cut].append(one)
-        groups["size", f"{size} parameters"].append(one)
-        groups["nodes", "one" if row.nodes == 1 else "several"].append(one)
-    rows = []
-    for key, group in sorted(groups.items()):
-        errors = [abs(one.error) for one in group]
-        high = quantiles(errors, n=20)[-1] if len(errors) > 1 else errors[0]
-        inside = mean(one.covered for one in group)
-        rows.append((*key, str(len(group)), *map(percent, (mean(errors), high, inside))))
-    columns = ("slice", "of it", "rows", "mean error", "95th percentile", "inside the interval")
-    return markdown_table(columns, rows)
+def predictions() -> str:
+    """Return how far predictions of each source were off while none of its rows was known, as Markdown."""
+    heads = ("source left out whole", "rows", "runs of it known", "mean error", "bias", "inside", "interval")
+    lines = [
+        (
+            one.source,
+            str(one.rows),
+            str(one.runs),
+            percent(one.error),
+            f"{one.bias:+.1%}",
+            percent(one.inside),
+            f"a factor of {math.exp(one.half):.2f}",
+        )
+        for one in scores()
+    ]
+    sources = "\n".join(f"- {name}: {text}" for name, text in calibration().source.items())
+    return f"{markdown_table(heads, lines)}\n\n## Sources\n\n{sources}"
 
 
 if __name__ == "__main__":

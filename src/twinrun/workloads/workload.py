@@ -15,7 +15,7 @@ from twinrun.manifests.published import Accepted
 from twinrun.manifests.recipe import LoadedRecipe, Tables
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Gpu
-from twinrun.predict.point import PointPrediction
+from twinrun.predict.prediction import PointPrediction
 from twinrun.protocol.allocation import Placement, PointId
 from twinrun.protocol.evaluation import DocumentsFile, PackageSource
 from twinrun.protocol.job import Checkpointing, Job, PowerReading, Result

@@ -104,6 +104,7 @@ class LlamaShape(ModelShape):
             kept_input=2 * width,
             attention_flops=4 * self.sequence * width,
             scores=self.heads * self.sequence,
+            head=self.head_size(),
             keys=2 * shared,
         )
         head = Product(self.vocabulary, width, "columns")

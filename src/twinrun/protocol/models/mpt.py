@@ -90,6 +90,7 @@ class MptShape(ModelShape):
             kept_input=INPUT_BYTES_PER_FEATURE * width,
             attention_flops=4 * self.sequence * width,
             scores=self.heads * self.sequence,
+            head=self.head_size(),
             keys=2 * width,
         )
         return ModelWork(

@@ -65,6 +65,8 @@ class BlockWork:
     """Operations of queries with keys and of weights with values, every position with every other."""
     scores: int = 0
     """Elements of the attention matrices."""
+    head: int = 0
+    """Features of an attention head."""
     keys: int = 0
     """Features of keys and values, which ranks that share a sequence exchange."""
     scanned: int = 0
@@ -89,6 +91,8 @@ class ModelWork:
     """Parameters of the embeddings, of the head too where both are one matrix."""
     tied: bool
     """Whether embedding and head are one matrix."""
+    absent: int = 0
+    """Weights that the first blocks do not have: experts, where these are dense."""
     logit_bytes: int = LOGIT_BYTES
     """Bytes of a logit beside what blocks keep; 0 where these count the head."""
 
@@ -96,7 +100,7 @@ class ModelWork:
     def parameters(self) -> int:
         """Parameters of the whole model, its last norm included."""
         head = 0 if self.tied else self.head.weights
-        return self.layers * self.block.weights + self.embedding + head + self.block.width
+        return self.layers * self.block.weights - self.absent + self.embedding + head + self.block.width
 
 
 class ModelShape(Frozen):

@@ -8,11 +8,10 @@ import math
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import GIB
-from twinrun.predict.calibration import calibration
+from twinrun.predict.calibration import basis
 from twinrun.predict.memory import memory
 from twinrun.predict.parallel_layout import GIGABIT, Machines, ParallelLayout, Recomputation, Shards
-from twinrun.predict.point import PointPrediction, kept
-from twinrun.predict.prediction import Prediction, predict
+from twinrun.predict.prediction import PointPrediction, Prediction, kept, predict
 from twinrun.protocol.layout import Arithmetic, Layout
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import COMPOSER, PLAIN, Training
@@ -106,18 +105,13 @@ class Budget(Frozen):
 
     def predicted(self, *, nodes: int, devices_per_node: int, microbatch: int) -> Prediction:
         """Predict a step on GPUs, by this project's own rows; plans have no other model of time."""
-        hardware, known = self.hardware, calibration()
+        hardware = self.hardware
         assert hardware.gpu
         network = None if hardware.network_gbit_s is None else hardware.network_gbit_s * GIGABIT
-        return predict(
-            self.shape,
-            Machines(hardware.gpu, devices_per_node, nodes, network),
-            parallel_layout(self.training, self.layout, microbatch=microbatch),
-            software=known.of(SOFTWARE),
-            calibration=known,
-            checked=True,
-            unknown=_unknown(self.training, self.shape),
-        )
+        machines = Machines(hardware.gpu, devices_per_node, nodes, network)
+        layout = parallel_layout(self.training, self.layout, microbatch=microbatch)
+        unknown = _unknown(self.training, self.shape)
+        return predict(self.shape, machines, layout, basis(SOFTWARE), checked=True, unknown=unknown)
 
     def predictions(
         self, sizes: tuple[int, ...], *, nodes: int, devices_per_node: int
@@ -125,9 +119,9 @@ class Budget(Frozen):
         """Return what is kept of the prediction of each microbatch; on a processor there is none."""
         if self.hardware.gpu is None:
             return ()
-        place, version = {"nodes": nodes, "devices_per_node": devices_per_node}, calibration().version
+        place = {"nodes": nodes, "devices_per_node": devices_per_node}
         found = (self.predicted(microbatch=size, **place) for size in sizes)
-        return tuple(kept(one, attempt=number, calibration=version) for number, one in enumerate(found))
+        return tuple(kept(one, attempt=number) for number, one in enumerate(found))
 
 
 def processor_bytes(
@@ -157,7 +151,7 @@ def parallel_layout(training: Training, layout: Layout | None, *, microbatch: in
             common,
             shards="parameters" if sharded else "none",
             kept_whole=sharded and training.reduction == "step",
-            fp8=training.precision == "fp8",
+            precision="fp8" if training.precision == "fp8" else "bf16",
         )
     split = bool(layout.zero)
     return dataclasses.replace(
