@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.records import ROOT
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import load_toml
 from twinrun.manifests.locks import (
@@ -15,7 +14,7 @@ from twinrun.manifests.locks import (
     apt_lock_text,
     image_lock_text,
 )
-from twinrun.manifests.stack import Stack, find_stacks, load_stack, normalise, pins, stamp
+from twinrun.manifests.stack import Stack, find_stacks, load_stack, pins, stamp
 
 MANIFEST = """
 name = "{name}"
@@ -98,31 +97,36 @@ def test_requirements_changed_after_the_lock_are_refused(folder: Path, tmp_path:
     assert load_stack(tmp_path, "small").stack.name == "small"
 
 
-def test_a_lock_without_stamp_is_refused(folder: Path, tmp_path: Path) -> None:
-    (folder / "requirements.lock").write_text("", encoding="utf-8")
-    with pytest.raises(InputError, match=r"\(no stamp\)"):
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("requirements.lock", b"", r"\(no stamp\)"),
+        ("requirements.lock", b"\xff\xfe", r"requirements\.lock"),
+        ("requirements.lock", None, "requirements.lock: missing"),
+        ("requirements.in", None, "requirements.in: missing"),
+        (
+            "stack.toml",
+            MANIFEST.format(name="large").encode(),
+            r"stack\.toml:name: the name is not the folder's",
+        ),
+        ("stack.toml", None, "did you mean|unknown stack"),
+    ],
+)
+def test_a_stack_that_is_not_whole_is_refused(
+    folder: Path, tmp_path: Path, file: str, content: bytes | None, said: str
+) -> None:
+    (folder / file).write_bytes(content or b"")
+    if content is None:
+        (folder / file).unlink()
+    with pytest.raises(InputError, match=said):
         load_stack(tmp_path, "small")
 
 
-@pytest.mark.parametrize("name", ["requirements.in", "requirements.lock"])
-def test_a_missing_file_is_named(folder: Path, tmp_path: Path, name: str) -> None:
-    (folder / name).unlink()
-    with pytest.raises(InputError, match=f"{name}: missing"):
-        load_stack(tmp_path, "small")
-
-
-def test_an_unknown_stack_is_told_with_the_nearest(folder: Path, tmp_path: Path) -> None:
+def test_an_unknown_stack_is_told_with_the_nearest_and_a_half_made_one_is_not_skipped(
+    folder: Path, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match="did you mean `small`"):
         load_stack(tmp_path, "smal")
-
-
-def test_the_name_is_the_folders(folder: Path, tmp_path: Path) -> None:
-    (folder / "stack.toml").write_text(MANIFEST.format(name="large"), encoding="utf-8")
-    with pytest.raises(InputError, match=r"stack\.toml:name: the name is not the folder's"):
-        load_stack(tmp_path, "small")
-
-
-def test_a_folder_without_manifest_is_told_not_skipped(folder: Path, tmp_path: Path) -> None:
     (folder.parent / "half-made").mkdir()
     with pytest.raises(InputError, match="half-made"):
         find_stacks(tmp_path)
@@ -139,21 +143,6 @@ def test_a_folder_without_manifest_is_told_not_skipped(folder: Path, tmp_path: P
 )
 def test_pins_are_exact_versions_by_normal_name(text: str, found: dict[str, tuple[str, ...]]) -> None:
     assert pins(text) == found
-
-
-@pytest.mark.parametrize("name", ["Zope.Interface", "zope_interface", "zope--interface"])
-def test_spellings_of_one_package_are_one(name: str) -> None:
-    assert normalise(name) == "zope-interface"
-
-
-def test_the_stacks_of_the_project_load() -> None:
-    assert {"cpu"} <= set(find_stacks(ROOT))
-
-
-def test_a_lock_that_is_not_utf8_is_refused(folder: Path, tmp_path: Path) -> None:
-    (folder / "requirements.lock").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match=r"requirements\.lock"):
-        load_stack(tmp_path, "small")
 
 
 def test_the_locks_of_an_image_are_read_as_they_were_written(imaged: Path, tmp_path: Path) -> None:

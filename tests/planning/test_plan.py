@@ -4,13 +4,10 @@ import json
 import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.checkouts import checkout
 from tests.goldens import check_entry, check_golden, laid_out, shortened
@@ -66,10 +63,8 @@ def test_a_plan_is_read_back_with_the_same_digest(name: str) -> None:
     made = plan(**PLANS[name])
     again = Plan.model_validate_json(made.model_dump_json())
     assert (again, again.sha256()) == (made, made.sha256())
-
-
-def test_plans_that_differ_have_digests_that_differ() -> None:
-    assert len({plan(**choices).sha256() for choices in PLANS.values()}) == len(PLANS)
+    others = {plan(**choices).sha256() for choices in PLANS.values() if choices != PLANS[name]}
+    assert made.sha256() not in others
 
 
 def test_the_digest_depends_on_no_path_and_no_process(tmp_path: Path) -> None:
@@ -96,71 +91,6 @@ def test_the_digest_depends_on_no_path_and_no_process(tmp_path: Path) -> None:
     assert digests == {plan(**PLANS["node-4-h200"]).sha256() + "\n"}
 
 
-# A few other values of every field of the training table, none of them the one of the scale.
-OTHERS: dict[str, st.SearchStrategy[Any]] = {
-    "model": st.sampled_from(["mpt-125m", "mpt-350m"]),
-    "data": st.just("c4"),
-    "global_batch": st.integers(1, 500).filter(lambda size: size != 16).map(lambda size: 2 * size),
-    "microbatch": st.sampled_from([1, 2, 4, 8]),
-    "precision": st.just("bf16"),
-    "fp8_recipe": st.sampled_from(["rowwise", "rowwise_with_gw_hp"]),
-    "sharding": st.just("none"),
-    "reduction": st.just("step"),
-    "attention": st.just("math"),
-    "activation_checkpointing": st.just("true"),
-    "trainer": st.just("plain"),
-    "compile": st.just("true"),
-    "steps": st.integers(41, 10**6),
-    "warmup_steps": st.integers(6, 39),
-    "seed": st.integers(18, 2**31),
-    "controls": st.integers(1, 10),
-    "trace": st.just("true"),
-    "optimizer.learning_rate": st.floats(0.01, 1),
-    "optimizer.betas": st.sampled_from(["[0.9, 0.99]", "[0.0, 0.95]"]),
-    "optimizer.epsilon": st.floats(1e-7, 1e-3),
-    "optimizer.weight_decay": st.floats(0.01, 1),
-    "optimizer.warmup_steps": st.integers(11, 100),
-    "optimizer.decay_steps": st.integers(41, 10**6),
-    "optimizer.final_factor": st.floats(0.2, 1),
-    "optimizer.gradient_clip": st.floats(2, 10),
-    "optimizer.decayed": st.just("matrices"),
-    "devices": st.sampled_from([1, 2, "[1]", " 2 "]),
-}
-# Those of other models, of another kind of schedule, and of the plain loop alone.
-NOT_HERE = {"reports", "validation"} | {
-    "kernels",
-    "layout",
-    "parameter_type",
-    "position_weighting",
-    "optimizer.schedule",
-}
-
-
-def test_every_field_of_the_training_table_is_among_those_changed() -> None:
-    table = part(plan(scale="smoke")).training.model_dump()
-    fields = {key for key in table if key != "optimizer"} | {f"optimizer.{key}" for key in table["optimizer"]}
-    assert set(OTHERS) == (fields | {"devices"}) - NOT_HERE
-
-
-@cache
-def smoke_digest(settings: tuple[str, ...] = ()) -> str:
-    return plan(scale="smoke", settings=settings).sha256()
-
-
-@settings(deadline=None)
-@given(data=st.data())
-def test_any_changed_setting_changes_the_digest(data: st.DataObject) -> None:
-    key = data.draw(st.sampled_from(list(OTHERS)))
-    # Any global batch must be divisible: the microbatch is left to the plan. Composer has fp32 alone here.
-    base = {
-        "global_batch": ("microbatch=auto",),
-        "precision": ("trainer=plain",),
-        "fp8_recipe": ("trainer=plain", "precision=fp8"),
-    }.get(key, ())
-    setting = f"{key}={data.draw(OTHERS[key], label=key)}"
-    assert smoke_digest((*base, setting)) != smoke_digest(base)
-
-
 def test_how_it_runs_is_part_of_the_digest() -> None:
     made = plan(scale="smoke")
     for field in ("engine", "launcher", "scheduler", "stack", "image"):
@@ -171,10 +101,6 @@ def test_an_estimate_is_no_part_of_the_digest() -> None:
     made = plan(scale="smoke")
     points = tuple(point.model_copy(update={"seconds": 1e6}) for point in made.points)
     assert made.model_copy(update={"points": points}).sha256() == made.sha256()
-
-
-def test_the_same_setting_written_twice_is_the_same_plan() -> None:
-    assert smoke_digest(("steps=40",)) == smoke_digest()
 
 
 @pytest.mark.parametrize(

@@ -103,3 +103,8 @@ def test_the_closed_form_counts_a_model_written_out_by_hand() -> None:
     feed_forward = (2 * 6 + 6) + (6 * 2 + 2)
     norms = 2 * (2 + 2)
     assert shape.parameters() == embeddings + attention + feed_forward + norms + final_norm
+
+
+@pytest.mark.parametrize("shape", MODELS.values(), ids=MODELS.keys())
+def test_a_pass_has_the_parameters_of_the_shape(shape: ModelShape) -> None:
+    assert shape.work().parameters == shape.parameters()

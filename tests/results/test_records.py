@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tests.records import (
     training_record,
 )
 from twinrun.foundation.errors import InputError
+from twinrun.planning.configuration import differences_of_points
 from twinrun.report.words import headline
 from twinrun.results import reading
 from twinrun.results.judge import judged
@@ -432,3 +434,24 @@ def test_a_plan_says_which_claims_a_run_of_it_will_answer(command: Command) -> N
         name for name, one in found.items() if one == "holds-here"
     }
     assert "speed says nothing" in claims["throughput-1-node"]["how"]
+
+
+def test_settings_of_a_point_are_looked_at_once_whatever_the_claims(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: Counter[str] = Counter()
+
+    def counted(recipe: Any, plan: Any, points: Any, **given: Any) -> Any:
+        looked.update(point.id for _, point in points)
+        return differences_of_points(recipe, plan, points, **given)
+
+    content = content_of(bench())
+    monkeypatch.setattr("twinrun.results.configuration.differences_of_points", counted)
+    (planned,), (sent,) = content["plan"]["points"], content["points"]
+    names = [f"own-{number}" for number in range(30)]
+    content["plan"]["points"] = [planned | {"id": name} for name in names]
+    content["points"] = [sent | {"id": name, "result": sent["result"] | {"point": name}} for name in names]
+    found = read(content)
+    assert len(found.verdicts) > 10
+    assert set(looked) == set(names)
+    assert max(looked.values()) <= 2

@@ -102,9 +102,9 @@ def test_the_published_table_is_stated_whole() -> None:
     for claim in published.score_difference:
         over, under = ([table[name, task] for task in claim.rules] for name in (claim.over, claim.under))
         assert claim.value == pytest.approx((sum(over) - sum(under)) / len(over), abs=1e-3)
-    for claim in scores:
-        assert claim.here, claim.id
-        assert not {"evaluation", "evaluation.shots", *claim.rules} & set(claim.here.free), claim.id
+    for one in scores:
+        assert one.here, one.id
+        assert not {"evaluation", "evaluation.shots", *one.rules} & set(one.here.free), one.id
 
 
 DIFFERENCE: dict[str, Any] = {
