@@ -31,7 +31,7 @@ def repository(trained: FlowSite) -> FlowSite:
     root = trained.root
     (root / "images").unlink()
     shutil.copytree(ROOT / "images", root / "images", ignore=shutil.ignore_patterns("__pycache__"))
-    for file in (MODULE, OWN):
+    for file in (MODULE, OWN, Path("src/twinrun/results/__init__.py")):
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).write_text("RATE = 1\n", encoding="utf-8")
     (root / ".gitignore").write_text("hidden*\n*.log\n", encoding="utf-8")
@@ -68,6 +68,7 @@ SEEN: dict[str, Callable[[Path], None]] = {
     "a module that git does not know": write("", MODULE.with_name("new.py")),
     "a module that git ignores": write("", MODULE.with_name("hidden.py")),
     "a native library that git ignores": write("", MODULE.with_name("hidden.so")),
+    "a module of the package of results": write("", "src/twinrun/results/new.py"),
     "assume unchanged": flagged("--assume-unchanged"),
     "skip worktree": flagged("--skip-worktree"),
     "a module that is gone": lambda root: (root / MODULE).unlink(),

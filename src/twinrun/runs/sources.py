@@ -21,8 +21,8 @@ from twinrun.protocol.allocation import Revision
 from twinrun.runs.prepared import Prepared
 
 FOLDER, SEAL = "sources", "sources.json"
-# What no rank reads, and the most bytes of a file that is no module: data lie elsewhere.
-_UNREAD, _MODULES, _LARGEST = {"__pycache__", "results", "tests"}, {".py", ".so"}, 4 << 20
+# Folders of a recipe that no rank reads, and the most bytes of a file that is no module: data lie elsewhere.
+_UNREAD, _MODULES, _LARGEST = {"results", "tests"}, {".py", ".so"}, 4 << 20
 _PATIENCE_SECONDS = 20
 # Variables of git, as its hooks have them, that lead to another repository.
 _ELSEWHERE = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}
@@ -110,14 +110,16 @@ def _folders(prepared: Prepared) -> dict[Path, str]:
 def _files(folder: Path) -> Iterator[Path]:
     """Yield what is copied of a folder: modules, and other files that are not large."""
     for place, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = sorted(one for one in folders if one not in _UNREAD and _is_source(one))
+        unread = _UNREAD if Path(place) == folder else set[str]()
+        folders[:] = sorted(one for one in folders if one not in unread and _is_source(one))
         for file in (Path(place, one) for one in sorted(names) if _is_source(one)):
             if file.is_file() and (file.suffix in _MODULES or file.stat().st_size <= _LARGEST):
                 yield file
 
 
 def _is_source(name: str) -> bool:
-    return name.isprintable() and not name.startswith(".") and not name.endswith((".pyc", ".egg-info"))
+    made = name.endswith((".pyc", ".egg-info")) or name == "__pycache__"
+    return name.isprintable() and not name.startswith(".") and not made
 
 
 def _digests(copy: Path) -> dict[str, str]:
@@ -160,8 +162,9 @@ def _revision(prepared: Prepared, copy: Path, files: Mapping[str, str]) -> Revis
         and known.get(name) != _blob(copy / name, like=commit)
     ]
     # Of the modules that a commit has, all that a copy takes must be there.
-    gone = [Path(name) for name in known.keys() - ours.keys() if Path(name).suffix in _MODULES]
-    lines += [f"gone  {name}\n" for name in sorted(map(str, gone)) if not _UNREAD & set(Path(name).parts)]
+    unread = tuple(f"{name}/{one}/" for name in names for one in _UNREAD)
+    gone = [one for one in known.keys() - ours.keys() if Path(one).suffix in _MODULES]
+    lines += [f"gone  {one}\n" for one in sorted(gone) if not one.startswith(unread) and "/." not in one]
     changes = sha256_of_bytes("".join(lines).encode()) if lines else None
     return Revision(commit=commit, changes_sha256=changes, tree=tree)
 
