@@ -66,7 +66,7 @@ OPTIONS: list[tuple[list[str], list[str]]] = [
     ([RECIPE, "--set", "steps=-1"], ["--set:steps", "greater than 0", "found: -1"]),
     ([RECIPE, "--set", "steps"], ["--set: expected key=value", "found: steps", "hint:"]),
     ([RECIPE, "--set", "steps=3", "--set", "steps=4"], ["--set steps: given twice", "steps=4"]),
-    ([RECIPE, "--set", "model=mpt-2b"], ["--set model", "found: mpt-2b", "allowed: mpt-70b"]),
+    ([RECIPE, "--set", "model=mpt-2b"], ["--set model", "found: mpt-2b", "allowed: mpt-"]),
     ([RECIPE, "--set", "devices=none"], ["--set devices", "found: none", "1,2,4"]),
     ([RECIPE, "--set", "global_batch=33"], ["--set global_batch", "allowed: a multiple of 2"]),
     (
