@@ -9,7 +9,6 @@ import hashlib
 import io
 import os
 import tarfile
-import threading
 import zipfile
 from collections.abc import Iterator, Mapping
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +16,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+
+from tests.registries import serve
 
 MANIFEST = (
     'name = "small"\nvendor = "cpu"\ntitle = "A stack"\npython = ">=3.11,<3.13"\nimage = "twinrun/small"\n'
@@ -90,15 +91,8 @@ def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def serving_folder(folder: Path) -> Iterator[str]:
     """Serve the files of a folder and yield the address."""
     handler = functools.partial(Quiet, directory=str(folder))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=functools.partial(server.serve_forever, poll_interval=0.01))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serve(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def _only_here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

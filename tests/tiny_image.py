@@ -1,24 +1,19 @@
-"""A Debian with Python as an image that every daemon can load, and the daemons it is loaded into."""
+"""A Debian with Python, and the daemons that an image is built or loaded in."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
 import json
 import os
 import shutil
 import socket
 import subprocess
-import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-
-from docker import DockerClient
 
 SECONDS = 60
 # A machine may itself be a container: its limits cannot be raised, and crun knows no mixed control groups.
@@ -37,30 +32,6 @@ def make_root_file_system(tar: Path) -> Path:
     options = ["--quiet", "--variant=minbase", "--include=python3"]
     subprocess.run(["mmdebstrap", *options, "bookworm", str(tar)], check=True, timeout=300)
     return tar
-
-
-def write_image(archive: Path, *, layer: Path, name: str, labels: Mapping[str, str]) -> None:
-    """Write the root file system `layer` as an image, in the form that `docker save` has."""
-    digest = hashlib.sha256(layer.read_bytes()).hexdigest()
-    configuration = json.dumps(
-        {
-            "architecture": "amd64",
-            "os": "linux",
-            "created": "2025-01-01T00:00:00Z",
-            "config": {"Labels": dict(labels), "Env": ["PATH=/usr/bin:/bin"]},
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
-        }
-    ).encode()
-    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
-    with tarfile.open(archive, "w") as stream:
-        for member, content in (
-            ("config.json", configuration),
-            ("manifest.json", json.dumps(manifest).encode()),
-        ):
-            entry = tarfile.TarInfo(member)
-            entry.size = len(content)
-            stream.addfile(entry, io.BytesIO(content))
-        stream.add(layer, "layer.tar")
 
 
 def podman_variables(folder: Path) -> dict[str, str]:
@@ -155,14 +126,3 @@ def _answers(path: str) -> bool:
             return connection.getresponse().status == HTTPStatus.OK
         except (HTTPException, OSError):
             return False
-
-
-@contextlib.contextmanager
-def loaded(client: DockerClient, archive: Path, name: str) -> Iterator[None]:
-    """Load the image of `archive` into the daemon, and remove it again."""
-    with archive.open("rb") as stream:
-        client.images.load(stream)
-    try:
-        yield
-    finally:
-        client.images.remove(name, force=True)

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,7 +28,9 @@ from tests.tiny_build import SECONDS, another, answer, arguments, build, environ
 from tests.tiny_image import await_daemon, containerd_store, podman, podman_variables
 from tests.tiny_stack import STACK, Checkout
 from twinrun.execution.engines import load_engine
+from twinrun.foundation.errors import RunError
 from twinrun.images.engine import find_client
+from twinrun.images.inspection import write_inventory
 from twinrun.machine import daemon
 from twinrun.manifests.stack import load_stack
 from twinrun.manifests.vendor import load_vendors
@@ -65,6 +68,58 @@ def test_without_a_network_the_image_is_built(
     assert "[python 1/1]" in (Path(built["folder"]) / "build.log").read_text(encoding="utf-8")
     again = answer(build(checkout, "--json"))["built"]
     assert (again["id"], again["fresh"]) == (built["built"]["id"], False)
+
+
+def test_what_is_written_was_measured_inside(
+    client: DockerClient, checkout: Checkout, built: dict[str, Any]
+) -> None:
+    stack, folder = load_stack(checkout.root, STACK), Path(built["folder"])
+    contents = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    assert (contents["digest"], contents["lock_sha256"]) == (built["built"]["id"], stack.lock_sha256)
+    assert contents["layers"] == list(built["built"]["layers"].values())
+    measured, system = contents["measured"], stack.system_packages(checkout.root)
+    assert system is not None
+    assert (measured["system"], measured["user"]) == ("Debian GNU/Linux 12 (bookworm)", "1000:1000")
+    assert re.fullmatch(r"3\.11\.[0-9]+", measured["python"])
+    assert measured["python_packages"] == {"big": "2.0", "large": "3.1", "pip": "25.3", "small": "1.0"}
+    found = {name: value.partition(" ")[0] for name, value in measured["system_packages"].items()}
+    assert found == {one.name: one.version for one in system.root}
+    bill = json.loads((folder / "sbom.cdx.json").read_text(encoding="utf-8"))
+    digests = {part["name"]: [one["content"] for one in part["hashes"]] for part in bill["components"]}
+    assert digests.keys() == measured["python_packages"].keys() | found.keys()
+    assert all(digests[one.name] == [one.sha256] for one in system.root)
+    assert bill["metadata"]["component"]["hashes"][0]["content"] == contents["digest"][len("sha256:") :]
+    assert client.containers.list(all=True, filters={"ancestor": contents["digest"]}) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "expected"),
+    [
+        ("requirements.lock", "^small==1.0", "small==1.1", "small 1.0, lock has 1.1"),
+        ("requirements.lock", "^small==", "other==", "other absent, lock has 1.0"),
+        ("apt.lock", r"^(python3)=\S+", r"\1=9", r"python3 \S+, lock has 9$"),
+        ("apt.lock", r"^python3=.*\n", "", r"python3 \S+, lock has none$"),
+    ],
+)
+def test_an_image_that_is_not_what_its_locks_say_is_refused(
+    client: DockerClient,
+    checkout: Checkout,
+    built: dict[str, Any],
+    tmp_path: Path,
+    file: str,
+    old: str,
+    new: str,
+    expected: str,
+) -> None:
+    root, folder = another(checkout, tmp_path / "project").root, tmp_path / "out"
+    lock = root / "images/stacks" / STACK / file
+    text = re.sub(old, new, lock.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    lock.write_text(text, encoding="utf-8")
+    stack, image = load_stack(checkout.root, STACK), built["built"]["id"]
+    with pytest.raises(RunError, match="not what its locks say") as caught:
+        write_inventory(client, image, stack, root=root, folder=folder)
+    assert any(re.search(expected, difference) for difference in caught.value.found)  # type: ignore[attr-defined]
+    assert not folder.exists()
 
 
 def test_another_folder_name_mask_and_zone_give_the_same_image(

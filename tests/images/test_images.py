@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,13 +23,32 @@ pytestmark = pytest.mark.image
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = "recipes/mpt7b-scaling"
 # Stack to vendor and to checks that must be among its own.
-STACKS = {
-    "cpu": (
-        "cpu",
-        {"versions", "imports", "matmul", "attention", "collective", "composer_step", "mamba_ops", "repeats"},
-    ),
-    "rocm-debian": ("rocm", {"versions", "imports", "hip_kernels", "rdma"}),
-}
+CPU = {"versions", "imports", "matmul", "attention", "collective", "composer_step", "mamba_ops", "repeats"}
+STACKS = {"cpu": ("cpu", CPU), "rocm-debian": ("rocm", {"versions", "imports", "hip_kernels", "rdma"})}
+# Nothing of these may be in an image that only runs; ninja, which DeepSpeed requires, compiles nothing.
+COMPILERS = ["gcc", "cc", "g++", "c++", "cc1", "cc1plus", "clang", "ld", "as", "nvcc", "make", "cmake"]
+# Nothing at all may be in these, not even an empty file or folder.
+EMPTY = (
+    *("var/cache/apt", "var/cache/ldconfig", "var/lib/apt/lists", "var/log", "var/tmp", "tmp"),
+    *("root/.cache", "twinrun/home"),
+)
+# What package tools keep of the state before, or of their own work.
+LEFT = ("var/cache/debconf/*-old", "var/cache/debconf/tmp.*", "var/lib/dpkg/*-old", "etc/*-", "**/*.dpkg-*")
+PACKED = ("**/ensurepip/_bundled/*.whl", "**/python-wheels/*.whl", "**/*.deb")
+LOOK = """
+import glob, json, os, shutil, sys
+programs, places, patterns = json.loads(sys.argv[1])
+roots = [name for name in sorted(os.listdir("/")) if name not in ("proc", "sys", "dev", "run")]
+print(json.dumps([
+    [name for name in programs if shutil.which(name)],
+    [os.path.join(folder, name) for place in places for folder, folders, files in os.walk("/" + place)
+     for name in folders + files],
+    [path for pattern in patterns for path in (
+        glob.glob("/" + pattern) if not pattern.startswith("**/") else
+        [found for root in roots for found in glob.glob("/" + root + "/" + pattern, recursive=True)]
+    )],
+]))
+"""
 HOUR_SECONDS = 3600
 PATIENCE_SECONDS = 300
 
@@ -53,11 +73,13 @@ def invoke(*arguments: str) -> str:
 
 
 def containers() -> list[Any]:
-    client = docker.from_env()
-    try:
+    with contextlib.closing(docker.from_env()) as client:
         return client.containers.list(all=True, filters={"label": LABEL})
-    finally:
-        client.close()
+
+
+def image_id(stack: str) -> str | None:
+    with contextlib.closing(docker.from_env()) as client:
+        return client.images.get(load_stack(ROOT, stack).image()).id
 
 
 @pytest.fixture(
@@ -94,20 +116,22 @@ def test_a_build_leaves_what_was_measured_in_the_image(stack: str) -> None:
     loaded = load_stack(ROOT, stack)
     folder = ROOT / "runs" / "images" / stack / loaded.image().rpartition(":")[2]
     contents = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    client = docker.from_env()
-    try:
-        image = client.images.get(loaded.image())
-    finally:
-        client.close()
-    assert contents["digest"] == image.id
     # A build of the committed inputs that gave another ID would have failed.
-    assert loaded.committed is None or loaded.committed.digest == image.id
-    assert loaded.committed or loaded.stack.kernels, f"{stack}: commit manifest.json as contents.json"
+    assert loaded.committed, f"{stack}: commit manifest.json as contents.json"
+    assert contents["digest"] == loaded.committed.digest == image_id(stack)
     assert contents["measured"]["user"] == "1000:1000"
     bill = json.loads((folder / "sbom.cdx.json").read_text(encoding="utf-8"))
     system = {part["name"] for part in bill["components"] if part["purl"].startswith("pkg:deb/")}
     assert system == contents["measured"]["system_packages"].keys()
     assert all(part["hashes"] for part in bill["components"] if part["name"] in system)
+
+
+def test_nothing_of_the_making_is_in_an_image(stack: str) -> None:
+    places = json.dumps([COMPILERS if stack == "cpu" else [], EMPTY, [*LEFT, *PACKED]])
+    with contextlib.closing(docker.from_env(timeout=PATIENCE_SECONDS)) as client:
+        image, look = load_stack(ROOT, stack).image(), ["python3", "-c", LOOK, places]
+        output = client.containers.run(image, look, remove=True, network_mode="none", user="0")
+    assert json.loads(output) == [[], [], []]
 
 
 def test_the_main_recipe_is_judged_alike_in_image_and_environment(cpu: str, tmp_path: Path) -> None:
@@ -119,12 +143,7 @@ def test_the_main_recipe_is_judged_alike_in_image_and_environment(cpu: str, tmp_
         records[engine] = json.loads(Path(summary["record"]).read_text(encoding="utf-8"))
     assert verdicts["docker"] == verdicts["venv"]
     assert "holds-here" in verdicts["docker"].values()
-    client = docker.from_env()
-    try:
-        digest = client.images.get(load_stack(ROOT, cpu).image()).id
-    finally:
-        client.close()
-    assert records["docker"]["environment"]["image_digest"] == digest
+    assert records["docker"]["environment"]["image_digest"] == image_id(cpu)
     assert records["venv"]["environment"]["image_digest"] is None
     assert records["docker"]["environment"]["lock_differences"] == {}
     assert containers() == []
@@ -139,12 +158,10 @@ def test_ctrl_c_ends_the_container_and_all_in_it(cpu: str, tmp_path: Path, press
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    began = time.monotonic()
     for _ in range(presses):
         os.kill(process.pid, signal.SIGINT)
         time.sleep(0.5)
     _, err = process.communicate(timeout=60)
-    assert time.monotonic() - began < 30
     assert process.returncode == 5, err
     assert containers() == []
     # Ranks carry the path of their job as the container sees it.

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
-import threading
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from tests.indexes import Quiet
+from tests.indexes import serving_folder
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.images.apt_archive import address, fetch_packages, mirrors, open_archive
 from twinrun.manifests.locks import AptLock, SystemPackage, apt_lock_text, parse_apt_lock
@@ -25,17 +21,6 @@ ALPHA = SystemPackage(
 )
 
 
-@contextlib.contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """Serve a folder as a mirror; there is no index of any suite."""
-    folder.mkdir(parents=True, exist_ok=True)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/{{archive}}"
-    server.shutdown()
-    server.server_close()
-
-
 def put(folder: Path, content: bytes = CONTENT) -> None:
     file = folder / PATH
     file.parent.mkdir(parents=True)
@@ -46,9 +31,10 @@ def put(folder: Path, content: bytes = CONTENT) -> None:
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Folder of a mirror; the folder `snapshot` beside it is served as the archive of that time."""
     monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
-    with serving(tmp_path / "mirror") as here, serving(tmp_path / "snapshot") as there:
-        monkeypatch.setenv("TWINRUN_DEBIAN_MIRROR", here)
-        monkeypatch.setenv("TWINRUN_DEBIAN_SNAPSHOT", there)
+    # There is no index of any suite.
+    with serving_folder(tmp_path / "mirror") as here, serving_folder(tmp_path / "snapshot") as there:
+        monkeypatch.setenv("TWINRUN_DEBIAN_MIRROR", f"{here}/{{archive}}")
+        monkeypatch.setenv("TWINRUN_DEBIAN_SNAPSHOT", f"{there}/{{archive}}")
         yield tmp_path / "mirror"
 
 

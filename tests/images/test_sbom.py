@@ -11,11 +11,7 @@ from cyclonedx.model import HashAlgorithm, HashType
 from packageurl import PackageURL
 
 from twinrun.foundation.errors import RunError
-from twinrun.images.inventory import (
-    ImageInventory,
-    PackageInventory,
-    differences_from_lock,
-)
+from twinrun.images.inventory import ImageInventory, PackageInventory, differences_from_lock
 from twinrun.images.sbom import sbom_json
 from twinrun.images.wheels import image_packages, requirements
 from twinrun.manifests.stack import LoadedStack, find_stacks, normalise
@@ -64,9 +60,10 @@ def locked(stack: LoadedStack) -> dict[str, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_every_package_has_a_url_and_the_locked_digests(name: str) -> None:
+def test_what_is_locked_has_a_url_and_its_digests_and_no_difference(name: str) -> None:
     stack = STACKS[name]
     contents = contents_of(stack)
+    assert differences_from_lock(contents, stack, ROOT) == []
     bill = json.loads(sbom_json(contents, stack, ROOT))
     digests = {
         PackageURL.from_string(part["purl"]).name: {entry["content"] for entry in part.get("hashes", ())}
@@ -123,13 +120,6 @@ def test_licences_are_identifiers_expressions_or_names() -> None:
     assert sorted(found["packaging"], key=str) == sorted(names, key=str)
     assert found["bash"] == [{"license": {"name": "GPL-3+"}}]
     assert found["coreutils"] is None
-
-
-@pytest.mark.parametrize("name", STACKS)
-def test_an_image_as_locked_has_no_differences(name: str) -> None:
-    stack = STACKS[name]
-    contents = contents_of(stack)
-    assert differences_from_lock(contents, stack, ROOT) == []
 
 
 def test_what_a_schema_forbids_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
