@@ -137,11 +137,7 @@ def test_the_newest_checkpoint_of_another_run_is_named(
     other = place_of(tmp_path / "other", seed="18")
     shutil.rmtree(place / NEWEST)
     shutil.copytree(other / NEWEST, place / NEWEST)
-    # Whose digest the place has, the last check says; that is of another run, it says too.
     assert "another manifest than was published" in verified(place, capsys)[6]
-    shutil.copy(other / "latest.json", place)
-    wrong = verified(place, capsys)[6]
-    assert "manifest.json:seed: of another run\n  found: 18\n  allowed: 17, that of step 4" in wrong
 
 
 def test_a_save_that_was_cut_off_before_the_pointer_is_good(

@@ -89,7 +89,7 @@ def test_parts_of_ranks_become_one_tensor(store: FolderStore) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"dtype": "F9"}, "no such type"),
+        ({"dtype": "F9"}, "should match pattern"),
         ({"holders": [[0, 2]]}, "is in part 2 of 2"),
     ],
 )

@@ -73,7 +73,7 @@ def trials(folder: Path, count: int, seed: int) -> None:
     for step in (2, 4):
         write(store, step=step, token=token)
     ends = [trial(folder / "whole", folder / "place", draw) for _ in range(count)]
-    stopped = "no checkpoint was changed; mend the file system, or free some space; then --resume goes on"
+    stopped = "no checkpoint was changed; mend it, or free some space; then --resume goes on"
     assert set(ends) == {"done", f"exit 5, {stopped}"}
 
 

@@ -170,16 +170,9 @@ def read_folder(folder: Path, store: FolderStore) -> int:
             one.tensor: StoredTensor(dtype=one.entry.dtype, shape=one.entry.shape, holders=((0, 0),))
             for one in sorted(pieces)
         }
-        manifest = CheckpointManifest(
-            format=FORMAT,
-            step=0,
-            samples=0,
-            token=token,
-            identity=form.identity(sizes),
-            layout={},
-            parts=(part,),
-            tensors=stored,
-        )
+        about = {"format": FORMAT, "step": 0, "samples": 0, "token": token, "layout": {}}
+        about |= {"identity": form.identity(sizes), "parts": (part,), "tensors": stored}
+        manifest = CheckpointManifest.model_validate(about)
         store.commit(0, token, manifest.text())
     except BaseException:
         store.abandon(0, token)

@@ -64,13 +64,10 @@ class Latest(NamedTuple):
 def demand_readable(size: int, *, place: str, what: str) -> None:
     """Refuse to write a description of `size` bytes that no run could read again; raises RunError."""
     if size > MAX_MANIFEST_BYTES:
-        raise RunError(
-            f"{what} would be too large to be read again; nothing was written",
-            place=place,
-            found=f"{size} bytes",
-            allowed=f"at most {MAX_MANIFEST_BYTES} bytes",
-            hint="save fewer tensors a rank, or on fewer ranks",
-        )
+        message = f"{what} would be too large to be read again; nothing was written"
+        found, allowed = f"{size} bytes", f"at most {MAX_MANIFEST_BYTES} bytes"
+        hint = "save fewer tensors a rank, or on fewer ranks"
+        raise RunError(message, place=place, found=found, allowed=allowed, hint=hint)
 
 
 def step_of(name: str) -> int | None:
@@ -314,15 +311,11 @@ class FolderStore:
             free = shutil.disk_usage(next(one for one in (path, *path.parents) if one.exists())).free
             wanted = f"{self._needed} bytes are needed, " if self._needed else ""
             found = f"{wanted}{free} bytes are free"
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            hint = "choose a folder that this user can read and write; all checkpoints are kept"
-            return MachineError(f"cannot be used: {reason}", place=str(path), hint=hint)
-        return UnreachableError(
-            f"the file system refused: {reason}",
-            place=str(path),
-            found=found,
-            hint="no checkpoint was changed; mend the file system, or free some space; then --resume goes on",
-        )
+        closed = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        remedy = "choose a folder that this user can write to" if closed else "mend it, or free some space"
+        hint = f"no checkpoint was changed; {remedy}; then --resume goes on"
+        kind, message = MachineError if closed else UnreachableError, f"the file system refused: {reason}"
+        return kind(message, place=str(path), found=found, hint=hint)
 
 
 class _Whole:

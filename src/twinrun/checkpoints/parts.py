@@ -114,12 +114,9 @@ def demand_complete(found: Mapping[str, int], wanted: Mapping[str, int], *, plac
     """Raise DamagedError where parts of a tensor have more or fewer elements together than are wanted."""
     for name, elements in wanted.items():
         if (held := found.get(name, 0)) != elements:
-            raise DamagedError(
-                "parts do not make up the tensor",
-                place=f"{place}:{name}",
-                found=f"{held} elements",
-                allowed=f"{elements} elements",
-            )
+            message, allowed = "parts do not make up the tensor", f"{elements} elements"
+            where = f"{place}:{name}"
+            raise DamagedError(message, place=where, found=f"{held} elements", allowed=allowed)
 
 
 def parts_for(

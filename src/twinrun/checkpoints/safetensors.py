@@ -16,18 +16,8 @@ from twinrun.checkpoints.folder import DamagedError
 from twinrun.foundation.files import parse_json
 
 # Bytes of an element, by the name that the format has for its type.
-ITEM_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-}
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
+ITEM_BYTES |= {"I8": 1, "U8": 1, "BOOL": 1}
 LENGTH_BYTES = 8
 # Readers of the format refuse longer headers.
 MAX_HEADER_BYTES = 100_000_000
@@ -75,9 +65,8 @@ def header_bytes(first: bytes, *, place: str) -> int:
     """Return how long the header is that starts with `first`, its length included; raises DamagedError."""
     length = int.from_bytes(first[:LENGTH_BYTES], "little")
     if len(first) < LENGTH_BYTES or length > MAX_HEADER_BYTES:
-        raise DamagedError(
-            "no safetensors file", place=place, found=f"a header of {length} bytes", allowed="a whole header"
-        )
+        found, allowed = f"a header of {length} bytes", "a whole header"
+        raise DamagedError("no safetensors file", place=place, found=found, allowed=allowed)
     return LENGTH_BYTES + length
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 
 from twinrun.checkpoints.folder import (
@@ -204,21 +204,12 @@ def faults_between(
 ) -> Iterator[tuple[int | str, DamagedError]]:
     """Yield what is wrong between the checkpoints of a place, by step or name.
 
-    All are of one run, and the newest is what was published last.
-
     Args:
-        manifests: oldest first, of those that are good.
+        manifests: of those that are good.
     """
     for name in store.strays():
         place = f"{store.place}/{name}"
         yield name, DamagedError("no name of a checkpoint", place=place, allowed=STEP.format(0))
-    for before, after in pairwise(manifests):
-        try:
-            place, whose = store.file(after.step, MANIFEST), f"step {before.step}"
-            demand_same_run(after.identity, before.identity, "of another run", place=place, whose=whose)
-        except InputError as error:
-            found, allowed = error.found, error.allowed
-            yield after.step, DamagedError(error.message, place=error.place, found=found, allowed=allowed)
     for manifest in manifests:
         try:
             demand_published_checkpoint(store, manifest)
@@ -229,15 +220,10 @@ def faults_between(
         place = f"{store.place}/{LATEST}"
         yield LATEST, DamagedError("does not say which checkpoint is the newest", place=place)
     if latest and latest.step not in steps:
-        yield (
-            latest.step,
-            DamagedError(
-                "missing, though it was published last",
-                place=store.file(latest.step, MANIFEST),
-                found=f"steps {', '.join(map(str, steps))}" if steps else "no checkpoint",
-                hint="it was removed, put aside in quarantine/, or the place came back from an older copy",
-            ),
-        )
+        message, place = "missing, though it was published last", store.file(latest.step, MANIFEST)
+        found = f"steps {', '.join(map(str, steps))}" if steps else "no checkpoint"
+        hint = "it was removed, put aside in quarantine/, or the place came back from an older copy"
+        yield latest.step, DamagedError(message, place=place, found=found, hint=hint)
 
 
 def demand_same_run(
@@ -265,16 +251,10 @@ def retire(store: FolderStore, *, kept: int = KEPT) -> list[int]:
     """Remove all but the newest `kept` checkpoints and return their steps; none where no kept one is good."""
     steps = store.steps()
     old, new = steps[:-kept], steps[-kept:]
-    if not old or not any(_is_good(store, step) for step in reversed(new)):
-        return []
-    for step in old:
-        store.remove(step)
-    return old
-
-
-def _is_good(store: FolderStore, step: int) -> bool:
-    try:
-        verify(store, step)
-    except (DamagedError, InputError):
-        return False
-    return True
+    for step in reversed(new) if old else ():
+        with contextlib.suppress(DamagedError, InputError):
+            verify(store, step)
+            for one in old:
+                store.remove(one)
+            return old
+    return []

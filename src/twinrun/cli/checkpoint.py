@@ -132,7 +132,7 @@ def _steps(store: FolderStore, step: int | None) -> list[int]:
 def _facts(manifest: CheckpointManifest) -> dict[str, object]:
     return {
         "samples": manifest.samples,
-        "bytes": manifest.tensor_bytes,
+        "bytes": sum(part.bytes for part in manifest.parts),
         "tensors": len(manifest.tensors),
         "writer": manifest.token,
         "layout": manifest.layout,
