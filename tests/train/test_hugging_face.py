@@ -80,7 +80,7 @@ def saved(
 ) -> tuple[Any, TrainingJob]:
     """A model and the job that saved it."""
     shape = request.param
-    job = make_job(shape=shape, steps=2, **SETTINGS.get(shape.family, {}))
+    job = make_job(shape=shape, steps=2, warmup_steps=1, **SETTINGS.get(shape.family, {}))
     job = saving(job, tmp_path_factory.mktemp("saved") / "place")
     model = built(job)
     saves = session(job, model, corpus)

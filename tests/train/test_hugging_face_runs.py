@@ -91,7 +91,9 @@ def test_a_run_becomes_a_model_of_transformers_with_its_tokenizer(
     ranks, trainer, options = RUNS[run]
     kernels = {"kernels": "reference", "layout": "token-major"} if family == "mamba" else {}
     shape = SHAPES[family]
-    job = make_job(shape=shape, steps=STEPS, world_size=ranks, **trainer, **kernels, **options)
+    job = make_job(
+        shape=shape, steps=STEPS, warmup_steps=1, world_size=ranks, **trainer, **kernels, **options
+    )
     job = job.model_copy(update={"data": str(bytes_of_text)})
     if trainer["trainer"] == "deepspeed":
         job = job.model_copy(update={"layout": Layout(framework="deepspeed", zero=3)})
