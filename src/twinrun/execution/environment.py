@@ -26,9 +26,10 @@ _VARIABLES = Path(__file__).with_name("variables.txt")
 # The packages that files import at their beginning, and PyTorch, whose ranks every launcher starts.
 _ABSENT = """
 import importlib.util, pathlib, re, sys
-files = [pathlib.Path(name) for name in sys.argv[1:]]
+files = [pathlib.Path(name) for name in sys.argv[1:] if name.endswith(".py")]
 sys.path[:0] = [str(file.parent) for file in files]
-found = {name for file in files for name in re.findall(r"^(?:import|from) (\\w+)", file.read_text(), re.M)}
+found = {name for name in sys.argv[1:] if not name.endswith(".py")}
+found |= {name for file in files for name in re.findall(r"^(?:import|from) (\\w+)", file.read_text(), re.M)}
 print(*sorted(name for name in found | {"torch"} if importlib.util.find_spec(name) is None))
 """
 
@@ -48,10 +49,11 @@ def inspect(engine: Engine) -> PythonEnvironment:
     return PythonEnvironment(python=facts["python"], packages=packages)
 
 
-def demand_packages(engine: Engine, files: Iterable[Path], *, name: str) -> None:
+def demand_packages(engine: Engine, files: Iterable[Path | str], *, name: str) -> None:
     """Raise MachineError where the interpreter of the ranks lacks a package that one of `files` imports.
 
     Args:
+        files: a text is a package, or a module beside one of the files.
         name: of the engine, for the message.
     """
     text = engine.read(Command(arguments=(PYTHON, "-c", _ABSENT, *map(str, files)), variables={}))

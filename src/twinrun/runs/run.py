@@ -159,10 +159,12 @@ def _demand_interpreter(prepared: Prepared, engine: Engine) -> None:
         return
     script, source = prepared.script, prepared.workspace.root / "src"
     modules = [*selection.description.modules, *([script] if isinstance(script, str) else [])]
-    stems = [source / name.replace(".", "/") for name in modules]
+    # An engine of the recipe is a package, or a module beside its script.
+    named = [name for name in modules if name.partition(".")[0] != "twinrun"]
+    stems = [source / name.replace(".", "/") for name in modules if name not in named]
     files = [stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py") for stem in stems]
     own = [script] if isinstance(script, Path) else []
-    demand_packages(engine, [*own, *files], name=prepared.plan.engine)
+    demand_packages(engine, [*own, *files, *named], name=prepared.plan.engine)
 
 
 def _changed_files(engine: Engine, display: Display) -> dict[str, str]:
