@@ -11,7 +11,6 @@ import pytest
 from tests.cli.refusals import RECIPE, error_message, refused, with_manifests
 from tests.commands import environment, invoke
 from twinrun.machine.memory import processor_memory
-from twinrun.runs.prepared import demand_loopback
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOKE = ("run", RECIPE, "--vendor", "cpu", "--engine", "host", "--scale", "smoke")
@@ -44,10 +43,6 @@ def test_a_machine_without_loopback_is_refused(root: Path) -> None:
     assert "found: Cannot assign requested address" in message or "found: Network is unreachable" in message
     assert "ip link set lo up" in message
     assert not (root / "runs").exists()
-
-
-def test_this_machine_has_a_loopback() -> None:
-    demand_loopback()
 
 
 @pytest.mark.needs("unshare", "root")
