@@ -141,7 +141,7 @@ def test_the_offline_folder_of_wandb_has_every_series(run: TrackedRun, tmp_path:
     for file in files:
         rows: dict[int, dict[str, float]] = {}
         parameters: dict[str, str] = {}
-        for data in log_entries(BytesIO(file.read_bytes()), source=file.name):
+        for data in log_entries(BytesIO(file.read_bytes())):
             line = Line.FromString(data)
             parameters |= {one.key: json.loads(one.value_json) for one in line.run.config.update}
             values = {

@@ -85,26 +85,14 @@ def over_time(amount: float, time: Measurement, **changed: Any) -> Measurement:
     return time.model_copy(update={"samples": (amount,), "divisor": time.samples, **changed})
 
 
-def single(
-    name: str,
-    value: float,
-    unit: str,
-    *,
-    metric: str = "",
-    per: Per = "run",
-    formula: str | None = None,
-    labels: Mapping[str, str] | None = None,
-) -> Measurement:
-    """Return a number of one sample; its metric is what its name has before an `@`, where none is given."""
-    return Measurement(
-        id=name,
-        metric=metric or name.partition("@")[0],
-        unit=unit,
-        per=per,
-        samples=(value,),
-        formula=formula,
-        labels=dict(labels or {}),
-    )
+def single(name: str, value: float, unit: str, *, metric: str = "", **fields: Any) -> Measurement:
+    """Return a number of one sample; its metric is what its name has before an `@`, where none is given.
+
+    Args:
+        fields: others of the measurement; it is of the run where `per` does not say otherwise.
+    """
+    given = {"per": "run", "metric": metric or name.partition("@")[0], **fields}
+    return Measurement(id=name, unit=unit, samples=(value,), **given)
 
 
 class Series(Frozen):
