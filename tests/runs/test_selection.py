@@ -152,7 +152,8 @@ def test_time_is_said_with_its_upper_end_and_what_nobody_knows(
     file = tmp_path / "cluster.toml"
     file.write_text(f"{SITE.replace('NODES', '32')}minutes = 1\nnetwork_gbit_s = 400\n", encoding="utf-8")
     monkeypatch.setenv("TWINRUN_CLUSTER", str(file))
-    found = selected(monkeypatch, machine(), cluster="big", scale="paper", dry=True)
+    few = {"settings": ("nodes=1,2",), "dry": True}
+    found = selected(monkeypatch, machine(), cluster="big", scale="paper", **few)
     values = {one.name: one for one in found.choices}
     assert " at most " in values["time"].value
     assert " at most " in values["node hours"].value
