@@ -132,6 +132,16 @@ def test_what_was_written_before_a_refused_rename_is_named(tmp_path: Path) -> No
     assert sorted(item.name for item in tmp_path.iterdir()) == ["first.lock", "second.lock"]
 
 
+@pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o600), (0o022, 0o644)])
+def test_a_file_is_as_open_as_the_user_says(tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        write_atomically(tmp_path / "record.json", "{}")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "record.json").stat().st_mode & 0o777 == mode
+
+
 @pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "link", "loop"])
 def test_only_a_file_is_replaced(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "record.json"

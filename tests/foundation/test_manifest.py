@@ -335,6 +335,7 @@ def read_or_refused(root: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ('"\\"".' * 40_000 + "x = 1", "a key of too many parts"),
         ("a." * 100_000 + "a=1", "a key of too many parts"),
         ("\n[" + "a." * 100_000 + "a]", "bomb.toml:2: a key of too many parts"),
         ("x={" + "a." * 100_000 + "a=1}", "a key of too many parts"),
@@ -342,7 +343,7 @@ def read_or_refused(root: Path, name: str) -> None:
         ("'a' . " * 50_000 + "a=1", "a key of too many parts"),
         ("\N{ZERO WIDTH NO-BREAK SPACE}a=1", "a byte order mark"),
     ],
-    ids=["key", "table", "inline", "quoted", "spaced", "mark"],
+    ids=["escaped", "key", "table", "inline", "quoted", "spaced", "mark"],
 )
 def test_keys_that_take_the_memory_are_refused_unread(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "bomb.toml").write_text(text, encoding="utf-8")
