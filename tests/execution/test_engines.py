@@ -138,7 +138,9 @@ def engine(name: str, workspace: Workspace) -> Engine:
 
 
 def left(name: str) -> list[str]:
-    words = [name, "ps", "--all", "--quiet", "--filter", "label=dev.twinrun.container=run"]
+    # Those of this image: others on the machine are not ours.
+    ours = ("--filter", "label=dev.twinrun.container=run", "--filter", f"ancestor={IMAGE}")
+    words = [name, "ps", "--all", "--quiet", *ours]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
 
 
