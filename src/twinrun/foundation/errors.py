@@ -149,7 +149,8 @@ def closest(word: str, choices: Iterable[str], *, also: Mapping[str, str] | None
     """
     names = {name.lower(): name for name in choices}
     low = word.lower()
-    told = [(also or {}).get(low), elsewhere(low)]
+    # In a table of its own, a setting is known by its last part.
+    told = [(also or {}).get(low), elsewhere(low), (elsewhere(low) or "").rpartition(".")[2]]
     near = [name for name in (low, *told) if name and name.lower() in names]
     near = near or [name for name in names if low and re.match(rf"{re.escape(low)}[-_.]", name)]
     near = near or difflib.get_close_matches(low, names, n=1)
