@@ -17,6 +17,8 @@ import pytest
 
 from twinrun.execution.containers import LABEL
 from twinrun.manifests.stack import load_stack
+from twinrun.planning.project import Project
+from twinrun.results.reading import read_record
 
 pytestmark = pytest.mark.image
 
@@ -147,6 +149,20 @@ def test_the_main_recipe_is_judged_alike_in_image_and_environment(cpu: str, tmp_
     assert records["venv"]["environment"]["image_digest"] is None
     assert records["docker"]["environment"]["lock_differences"] == {}
     assert containers() == []
+
+
+def test_a_users_own_image_runs_and_is_a_doubt(cpu: str, tmp_path: Path) -> None:
+    name = "twinrun-test/own:torch"
+    with contextlib.closing(docker.from_env()) as client:
+        client.images.get(load_stack(ROOT, cpu).image()).tag(*name.split(":"))
+    sets = ("--set", "steps=2", "--set", "warmup_steps=1", "--set", "devices=1")
+    options = ("--vendor", "cpu", "--engine", "docker", "--image", name, "--out", str(tmp_path), "--json")
+    summary = json.loads(invoke("run", RECIPE, *options, *sets))
+    found = read_record(Path(summary["record"]), Project(ROOT))
+    assert (found.plan.image, found.environment.image_digest) == (name, image_id(cpu))
+    assert any(f"own image: {name}" in doubt for doubt in found.doubts)
+    with contextlib.closing(docker.from_env()) as client:
+        client.images.remove(name)
 
 
 @pytest.mark.parametrize("presses", [1, 2])

@@ -56,7 +56,8 @@ def demand_packages(engine: Engine, files: Iterable[Path | str], *, name: str) -
         files: a text is a package, or a module beside one of the files.
         name: of the engine, for the message.
     """
-    text = engine.read(Command(arguments=(PYTHON, "-c", _ABSENT, *map(str, files)), variables={}))
+    seen = map(engine.inside, files)
+    text = engine.read(Command(arguments=(PYTHON, "-c", _ABSENT, *seen), variables={}))
     if text.split():
         raise MachineError(
             "the interpreter of the ranks lacks packages that they import",
