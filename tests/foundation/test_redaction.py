@@ -125,3 +125,11 @@ def test_what_tells_nothing_of_anybody_stays(line: str) -> None:
 def test_what_names_the_user_is_hidden(monkeypatch: pytest.MonkeyPatch, said: str, shown: str) -> None:
     monkeypatch.setenv("USER", "ada.lovelace")
     assert HiddenNames(["node-17.cluster.example"]).text(said) == shown
+
+
+def test_a_version_of_four_parts_is_no_address() -> None:
+    libraries = {"nvidia-cudnn-cu12": "9.5.1.17"}
+    found = {"libraries": libraries, "interfaces": [{"address": "10.0.0.7", "mtu": 9000}]}
+    hidden = HiddenNames(["a"]).value(found)
+    assert hidden["libraries"] == libraries
+    assert hidden["interfaces"] == [{"address": "removed", "mtu": 9000}]

@@ -51,7 +51,7 @@ _RANDOM = re.compile(
 _GUESSES = ("KeywordDetector", "HexHighEntropyString", "Base64HighEntropyString", "IPPublicDetector")
 # An absolute path, or that of a socket, whose last name is kept; network addresses have slashes elsewhere.
 _PATH = re.compile(r"(?:(?<![\w.:/~-])|(?<=\bunix://))/(?:[\w.+@~=-]+/)+")
-_ADDRESS = re.compile(r"(?<![\w.-])(?:\d{1,3}\.){3}\d{1,3}(?![\w.-]|\.\d)")
+_ADDRESS = re.compile(r"(?<![\w.=-])(?:\d{1,3}\.){3}\d{1,3}(?![\w.-]|\.\d)")
 # IPv6, and addresses of network cards, which look the same.
 _LONG_ADDRESS = re.compile(
     r"(?<![\w:.])(?:[0-9a-f]{1,4}:){5,7}[0-9a-f]{1,4}(?![\w:])"
@@ -143,13 +143,21 @@ class HiddenNames:
         """Return a text without names of hosts, users and folders, addresses, queries and credentials."""
         hidden = _QUERY.sub(r"\1?***", leaving(text))
         hidden = self._hosts.sub(lambda found: self._labels[found[1]], hidden)
-        hidden = _ADDRESS.sub("removed", _LONG_ADDRESS.sub("removed", hidden))
+        # A text that is nothing else may be a version; `value` knows where it is an address.
+        hidden = _LONG_ADDRESS.sub("removed", hidden)
+        hidden = hidden if _ADDRESS.fullmatch(hidden) else _ADDRESS.sub("removed", hidden)
         hidden = _MAIL.sub("removed", _PATH.sub("…/", _HOME.sub("…/", hidden)))
         return self._users.sub("user", hidden)
 
     def value(self, value: Any) -> Any:
         """Return a JSON value whose texts and keys are without them."""
-        return cleaned(value, self.text)
+        if isinstance(value, Mapping) and _ADDRESS.fullmatch(str(value.get("address"))):
+            value = {**value, "address": "removed"}
+        if isinstance(value, Mapping):
+            return {self.text(key): self.value(one) for key, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.value(one) for one in value]
+        return self.text(value) if isinstance(value, str) else value
 
 
 def cleaned(value: Any, clean: Callable[[str], str] = without_credentials) -> Any:
