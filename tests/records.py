@@ -160,7 +160,7 @@ def training_record(
             controls=tuple(map(tuple, (controls or {}).get(point.id, ()))),
             power=PowerSource(sensor="a meter" if watts else None),
         )
-        sent.append(_sent(point, result))
+        sent.append(sent_from(point, result))
     return finished(made, sent, project=project, **fields)
 
 
@@ -214,7 +214,7 @@ def bench_record(
         device_memory_bytes=1 << 36,
         peak_memory_bytes=1 << 30,
     )
-    return finished(made, [_sent(made.points[0], result)], **fields)
+    return finished(made, [sent_from(made.points[0], result)], **fields)
 
 
 def finished(made: Plan, sent: Sequence[PointRecord], *, project: Project = PROJECT, **fields: Any) -> Judged:
@@ -294,7 +294,8 @@ def of_recipe(found: Judged, **published: Any) -> Judged:
     return judged(found.record, project)
 
 
-def _sent(point: Point, result: Result) -> PointRecord:
+def sent_from(point: Point, result: Result) -> PointRecord:
+    """Return what the hosts of a point sent."""
     hosts = tuple(f"node-{number}" for number in range(point.nodes))
     return PointRecord(id=point.id, hosts=hosts, result=result)
 

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.records import PROJECT, finished, plan, verdict_on
+from tests.records import PROJECT, finished, plan, sent_from, verdict_on
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.manifest import validate
 from twinrun.manifests.claims import ScoreDifferenceClaim
 from twinrun.protocol.evaluation import EvaluationResult, ModelScores, TaskScore
-from twinrun.protocol.scores import Pair, compare_scores
-from twinrun.results.judged import Judged
+from twinrun.protocol.scores import compare_scores
 from twinrun.results.scores import claim_called, judge_scores
-from twinrun.workloads.workload import PointRecord
 
 RECIPE, MODEL = "mpt-chinchilla", "Cerebras-GPT-1.3B"
 PUBLISHED = {
@@ -26,7 +23,7 @@ PUBLISHED = {
 }
 
 
-def scored(*, apart: float = 0.0, rules: dict[str, Any] | None = None, model: str = MODEL) -> Judged:
+def scored(*, apart: float = 0.0, rules: dict[str, Any] | None = None, model: str = MODEL) -> Any:
     """Return the record of the published model on one H200, its scores so far from the published ones."""
     given = (f"model=cerebras/{model}@{'0' * 40}",)
     made = plan(RECIPE, scale="node", gpu="h200", devices=1, settings=given)
@@ -66,7 +63,7 @@ def scored(*, apart: float = 0.0, rules: dict[str, Any] | None = None, model: st
         tokenizer_sha256="t",
         peak_memory_bytes=1 << 34,
     )
-    return finished(made, [PointRecord(id=made.points[0].id, hosts=("node-0",), result=result)])
+    return finished(made, [sent_from(made.points[0], result)])
 
 
 @pytest.mark.parametrize(
@@ -122,10 +119,16 @@ DIFFERENCE: dict[str, Any] = {
 }
 
 
-def differing(apart: float, documents: int = 4000, share: float = 0.1) -> dict[str, list[Pair]]:
+def differing(
+    apart: float, documents: int = 4000, share: float = 0.1
+) -> dict[str, list[tuple[float, float]]]:
     """Return pairs of which a share differs, the means `apart`."""
     better, worse = round(documents * (share + apart) / 2), round(documents * (share - apart) / 2)
-    kinds: dict[Pair, int] = {(0, 1): better, (1, 0): worse, (1, 1): documents - better - worse}
+    kinds: dict[tuple[float, float], int] = {
+        (0, 1): better,
+        (1, 0): worse,
+        (1, 1): documents - better - worse,
+    }
     return {"arc": [kind for kind, count in kinds.items() for _ in range(count)]}
 
 
@@ -144,7 +147,7 @@ def differing(apart: float, documents: int = 4000, share: float = 0.1) -> dict[s
 def test_a_difference_of_means_is_judged(direction: str, apart: float, documents: int, outcome: str) -> None:
     fails = {"fails_when": {"what": "made up", "value": 0.03, "derivation": "0.03"}}
     content = DIFFERENCE | {"direction": direction} | (fails if direction == "within" else {})
-    claim = validate(content, ScoreDifferenceClaim, place="claim")
+    claim = ScoreDifferenceClaim.model_validate(content)
     found = compare_scores(differing(apart, documents), margin=claim.margin)
     assert judge_scores(claim, found, rules={"arc": "per-token"}).final == outcome
     other = judge_scores(claim, found, rules={"arc": "none"})
