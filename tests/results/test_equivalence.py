@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
@@ -14,10 +15,10 @@ import pytest
 from tests.records import training_record
 from twinrun.cli.records import compare
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.files import sha256_of_file
-from twinrun.protocol.scores import Pair, compare_scores, paired, read_samples
+from twinrun.protocol.scores import compare_scores, paired, read_samples
 from twinrun.results.scores import demand_recorded
 
+Pair = tuple[float, float]
 ROOT = Path(__file__).parents[2]
 # Trials of a simulation, and what chance leaves a rate of 5 % below in all but one of a million sessions.
 TRIALS, MOST_ALARMS = 400, 0.05 + 5 * math.sqrt(0.05 * 0.95 / 400)
@@ -124,7 +125,7 @@ def test_the_command_says_the_outcome_and_ends_with_it(
     assert compare(str(a), str(b), scores=True, margin=0.02).show(as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["outcome"] == "equivalent"
-    assert found["samples"] == {str(path): sha256_of_file(path) for path in (a, b)}
+    assert found["samples"] == {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in (a, b)}
     assert compare(str(a), str(c), scores=True, margin=0.02).show(as_json=False) == 1
     said = capsys.readouterr().out
     assert "Different: the interval of a difference lies outside the margin: arc, mean." in said
