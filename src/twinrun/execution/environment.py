@@ -56,7 +56,7 @@ def demand_packages(engine: Engine, files: Iterable[Path | str], *, name: str) -
         files: a text is a package, or a module beside one of the files.
         name: of the engine, for the message.
     """
-    seen = map(engine.inside, files)
+    seen = (one if isinstance(one, str) else engine.inside(one) for one in files)
     text = engine.read(Command(arguments=(PYTHON, "-c", _ABSENT, *seen), variables={}))
     if text.split():
         raise MachineError(

@@ -186,9 +186,8 @@ class Builder:
         name = self._plan.image
         self._say(f"loading {name}")
         loaded = load(self._client, archive, name=name)
-        found = daemon.image_id(self._client, loaded)
-        assert found == expected, "the engine has read another image than was written"
-        record_built(name, found)
+        assert daemon.image_id(self._client, loaded) == expected, "the engine has read another image"
+        record_built(name, expected)
         return self._tagged(loaded, fresh=True)
 
     def _tagged(self, found: str, *, fresh: bool = False) -> BuiltImage:
