@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -151,7 +152,9 @@ def _bake(root: Path, workload: str) -> None:
     """Bake the template, and let its ranks time the library, or train with its epsilon."""
     recipe = root / bake(root, {"name": RECIPE, "workload": workload}).folder
     manifest = recipe / "recipe.toml"
-    text = manifest.read_text(encoding="utf-8").replace('cpu = "cpu"', f'cpu = "{STACK}"')
+    # The checkout has one stack.
+    stacks = re.compile(r"\[stacks\]\n.*?\n(?=\[(?!stacks))", re.DOTALL)
+    text = stacks.sub(f'[stacks.current]\ncpu = "{STACK}"\n\n', manifest.read_text(encoding="utf-8"))
     text = text.replace('["fp32", "bf16"]\n\n# Names', '["fp32"]\n\n# Names')
     if workload == "training":
         text = text.replace("\n[publication]", '\nscript = "train.py"\n\n[publication]', 1)

@@ -1,9 +1,10 @@
-"""`invoke bisect`: question, search, confirmation and interaction over the real states of a path."""
+"""`invoke bisect`: question, search and confirmation over the real states of a path, until little is left."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -23,6 +24,9 @@ from twinrun.history.state_runs import RunQuestion, StateRun, StateRunner
 Finer = Callable[[ChangeStep, RunState], tuple[ChangeStep, ...]]
 # Purposes of runs without which there is no answer.
 ENDS = ("warm-up", "question", "A", "B", "A again")
+Outcome = Literal["found", "unconfirmed", "no change"]
+# Share of the change, and number of culprits, at which the search for further ones ends.
+EXPLAINED, MOST = 0.9, 3
 EXIT: dict[str, int] = {"found": 0, "unconfirmed": 1, "no change": 3}
 
 
@@ -58,17 +62,7 @@ class CulpritSteps(Frozen):
     chance: float | None = None
     """Probability that chance alone orders the confirming runs so."""
     effect: DifferenceInterval | None = None
-
-
-class Interaction(Frozen):
-    """Whether the culprit needs others."""
-
-    alone: bool | None
-    """Whether it moves the number on the good end by itself; null where that could not be told."""
-    without: bool | None
-    """Whether the bad end without it is as the bad end."""
-    together: tuple[str, ...] = ()
-    """Further steps without which it moves nothing."""
+    confirmed: bool = False
 
 
 class BisectRecord(Frozen):
@@ -80,15 +74,17 @@ class BisectRecord(Frozen):
     unit: str
     good: str
     bad: str
-    outcome: Literal["found", "unconfirmed", "no change"]
+    outcome: Outcome
     sentence: str
     ends: EndRuns
     path: tuple[str, ...]
     fixed: tuple[str, ...]
     """Differences of the ends that were not bisected."""
     searches: tuple[SearchStage, ...] = ()
-    culprit: CulpritSteps | None = None
-    interaction: Interaction | None = None
+    culprits: tuple[CulpritSteps, ...] = ()
+    """The largest part of the change first that was looked for; the last one may be unconfirmed."""
+    explained: float | None = None
+    """Share of the change that confirmed culprits make; null where none is."""
     refused: dict[str, str] = Field(default_factory=dict)
     """States that could not be measured, and why."""
     runs: tuple[StateRun, ...]
@@ -116,6 +112,8 @@ class Bisection:
     unit: str
     say: Callable[[str], None]
     _replayed: int = 0
+    _inside: bool = False
+    """The path inside one step was searched: a later culprit is named as a step of the path."""
     _done: list[StateRun] = field(default_factory=list)
     _refused: dict[str, str] = field(default_factory=dict)
 
@@ -164,49 +162,57 @@ class Bisection:
             smallest=scale.smallest(ends.good, ends.bad),
         )
         if not ends.apart:
-            return self._record("no change", found, (), None, None)
-        location = search.locate(scale, observe, ends, steps=count)
-        stages = [_stage(path, location)]
+            return self._record("no change", found, (), (), None)
+        stages: list[SearchStage] = []
+        culprits: list[CulpritSteps] = []
+        explained = 0.0
+        while True:
+            culprit, steps = self._culprit(path, ends, stages)
+            culprits.append(culprit)
+            if not culprit.confirmed or not culprit.effect:
+                break
+            bases = (statistics.fmean(culprit.before), statistics.fmean(found.good))
+            ratio = bases[0] / bases[1] if culprit.effect.relative and bases[1] else 1.0
+            explained += ratio * culprit.effect.value / found.effect.value
+            # What is left is looked for with the culprit taken over, until it is little or not seen any more.
+            left = [step for number, step in enumerate(path.steps, start=1) if number not in steps]
+            if explained >= EXPLAINED or not left or len(culprits) == MOST:
+                break
+            path = ChangePath(start=path.state(steps), steps=tuple(left))
+            ends = search.ask_ends(scale, self.over(path), bad=len(left))
+            if not ends.apart:
+                break
+        outcome: Outcome = "found" if culprits[0].confirmed else "unconfirmed"
+        return self._record(outcome, found, stages, culprits, explained if outcome == "found" else None)
+
+    def _culprit(
+        self, path: ChangePath, ends: search.Ends, stages: list[SearchStage]
+    ) -> tuple[CulpritSteps, range]:
+        """Return what moves the number most on a path, and the steps of the path that have it."""
+        scale = self.scale
+        location = search.locate(scale, self.over(path), ends, steps=len(path.steps))
+        stages.append(_stage(path, location))
         cell = location.posterior.best()
         if not location.sure:
-            return self._record("unconfirmed", found, stages, _set_of(path, location), None)
+            return _set_of(path, location), cell
         finest, fine = path, location
-        if len(cell) == 1 and (inner := _inside(self.runner.folder, path, cell[0], self.finer)):
-            finest, count = inner, len(inner.steps)
-            fine = search.locate(scale, self.over(inner), ends, steps=count, purpose="search inside")
+        inside = not self._inside and len(cell) == 1
+        if inside and (inner := _inside(self.runner.folder, path, cell[0], self.finer)):
+            finest = inner
+            self._inside = True
+            fine = search.locate(
+                scale, self.over(inner), ends, steps=len(inner.steps), purpose="search inside"
+            )
             stages.append(_stage(inner, fine))
             if not fine.sure:
-                return self._record("unconfirmed", found, stages, _set_of(inner, fine), None)
+                return _set_of(inner, fine), cell
         narrow = fine.posterior.best()
-        confirmed = search.confirm(scale, self.over(finest), ends, low=narrow[0] - 1, high=narrow[-1])
-        if not confirmed.confirmed:
-            return self._record("unconfirmed", found, stages, _set_of(finest, fine, confirmed), None)
-        culprit = CulpritSteps(
-            steps=tuple(finest.steps[step - 1].label for step in narrow),
-            probability=fine.posterior.weight(narrow),
-            before=confirmed.before,
-            after=confirmed.after,
-            chance=confirmed.chance,
-            effect=confirmed.effect,
-        )
-        return self._record("found", found, stages, culprit, self._interaction(path, cell, ends))
-
-    def _interaction(self, path: ChangePath, cell: range, ends: search.Ends) -> Interaction | None:
-        every = range(1, len(path.steps) + 1)
-        if len(cell) == len(every):
-            return None
-
-        def moves(steps: Collection[int]) -> bool | None:
-            state, label = path.state(steps), " + ".join(path.steps[one - 1].label for one in sorted(steps))
-            return search.is_bad(self.scale, lambda: self._value(state, f"only {label}", "interaction"), ends)
-
-        together = search.partners(moves, culprit=cell)
-        without = moves([step for step in every if step not in cell])
-        return Interaction(
-            alone=None if together is None else not together,
-            without=without,
-            together=tuple(path.steps[step - 1].label for step in together or ()),
-        )
+        tried = search.confirm(scale, self.over(finest), ends, fine)
+        if not tried.confirmed:
+            return _set_of(finest, fine, tried), cell
+        made = _set_of(finest, fine, tried)
+        names = tuple(finest.steps[step - 1].label for step in narrow)
+        return made.model_copy(update={"steps": names, "confirmed": True}), cell
 
     def over(self, path: ChangePath) -> search.Observe:
         """Return what runs the states of a path by their number."""
@@ -259,11 +265,11 @@ class Bisection:
 
     def _record(
         self,
-        outcome: Literal["found", "unconfirmed", "no change"],
+        outcome: Outcome,
         ends: EndRuns,
         stages: Sequence[SearchStage],
-        culprit: CulpritSteps | None,
-        interaction: Interaction | None,
+        culprits: Sequence[CulpritSteps],
+        explained: float | None,
     ) -> BisectRecord:
         runs = tuple(self._done)
         return BisectRecord(
@@ -273,13 +279,13 @@ class Bisection:
             good=self.names[0],
             bad=self.names[1],
             outcome=outcome,
-            sentence=bisect_sentence(self.noun, ends, culprit, interaction, outcome=outcome, runs=len(runs)),
+            sentence=bisect_sentence(self.noun, ends, culprits, explained, runs=len(runs)),
             ends=ends,
             path=tuple(step.label for step in self.path.steps),
             fixed=self.path.fixed,
             searches=tuple(stages),
-            culprit=culprit,
-            interaction=interaction,
+            culprits=tuple(culprits),
+            explained=explained,
             refused=self._refused,
             runs=runs,
             seconds=round(sum(run.seconds for run in runs), 1),
@@ -340,37 +346,28 @@ def _set_of(
 
 
 def bisect_sentence(
-    noun: str,
-    ends: EndRuns,
-    culprit: CulpritSteps | None,
-    interaction: Interaction | None,
-    *,
-    outcome: str,
-    runs: int,
+    noun: str, ends: EndRuns, culprits: Sequence[CulpritSteps], explained: float | None, *, runs: int
 ) -> str:
     """Return the answer in one sentence."""
-    if culprit is None:
+    if not culprits:
         return (
             f"No change of {noun} seen: good and bad are {effect_in_words(ends.effect)} apart in {runs} runs;"
-            f" an effect of {ends.smallest:.2%} would have been seen."
+            f" an effect of {ends.smallest:.2%} would have been seen 8 times of 10."
         )
-    name = " or ".join(culprit.steps)
-    if outcome == "unconfirmed":
-        chance = "" if culprit.chance is None else f", p = {culprit.chance:.2g}"
+    first = culprits[0]
+    if explained is None:
+        chance = "" if first.chance is None else f", p = {first.chance:.2g}"
         return (
-            f"Unconfirmed: {noun} is {effect_in_words(ends.effect)} at the bad end, and with"
-            f" {culprit.probability:.0%} the change is one of: {name}{chance}, {runs} runs."
+            f"Unconfirmed: {noun} is {effect_in_words(ends.effect)} at the bad end; most probable is"
+            f" {' or '.join(first.steps)}{chance}, {runs} runs."
         )
-    assert culprit.effect is not None
-    only = (
-        f" only together with {', '.join(interaction.together)}"
-        if interaction and interaction.together
-        else ""
-    )
-    return (
-        f"{name} made {noun} {effect_in_words(culprit.effect)}{only};"
-        f" confirmed, p = {culprit.chance:.2g}, {runs} runs."
-    )
+    made = [
+        f"{' or '.join(one.steps)} made {noun} {effect_in_words(one.effect)}, p = {one.chance:.2g}"
+        for one in culprits
+        if one.confirmed and one.effect and one.chance is not None
+    ]
+    left = "" if explained >= EXPLAINED else f"; {1 - explained:.0%} of the change is unexplained"
+    return f"{'; '.join(made)}; confirmed in {runs} runs{left}."
 
 
 def effect_in_words(effect: DifferenceInterval) -> str:

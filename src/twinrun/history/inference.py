@@ -18,8 +18,8 @@ from scipy import stats
 
 REACH = 4.0
 """Standard errors by which the two ends must be apart."""
-SEEN = 2.8
-"""Standard errors of the smallest effect that would have been seen: 5 % two-sided, power 80 %."""
+POWER = 0.84
+"""Standard errors beyond what a test asks at which it is passed 8 times of 10."""
 STRAGGLER = 0.02
 """Probability that a run belongs to neither end."""
 SURE, SET = 0.99, 0.95
@@ -61,12 +61,13 @@ class Quantities:
         Of few runs the standard error is itself uncertain: of six runs without a difference, 16 in 1,000
         are 4 standard errors apart.
         """
-        reach = max(REACH, float(stats.t.isf(_LOOKED / 2, len(good) + len(bad) - 2)))
-        return abs(statistics.fmean(bad) - statistics.fmean(good)) > reach * _standard_error(good, bad)
+        far = abs(statistics.fmean(bad) - statistics.fmean(good))
+        return far > _reach(good, bad) * _standard_error(good, bad)
 
     def smallest(self, good: Sequence[float], bad: Sequence[float]) -> float:
-        """Return the smallest effect that so many runs would have shown, as a share of the good side."""
-        return SEEN * _standard_error(good, bad) / abs(statistics.fmean(good) or 1.0)
+        """Return the effect that so many runs show 8 times of 10, as a share of the good side."""
+        standard_errors = _reach(good, bad) + POWER
+        return standard_errors * _standard_error(good, bad) / abs(statistics.fmean(good) or 1.0)
 
     def likelihood(self, good: Sequence[float], bad: Sequence[float]) -> Likelihood:
         """Return Student's law of a further run of each end, around its own mean with its own spread.
@@ -83,8 +84,12 @@ class Quantities:
         neither = STRAGGLER / (_WIDE * (abs(means[1] - means[0]) + sum(spreads)))
 
         def densities(value: float) -> tuple[float, float]:
-            of_good, of_bad = ((1 - STRAGGLER) * float(law.pdf(value)) + neither for law in laws)
-            return of_good, of_bad
+            of_good, of_bad = ((1 - STRAGGLER) * float(law.pdf(value)) for law in laws)
+            # Of several changes one may be in: what lies between the ends is of the nearer one.
+            share = min(max((value - means[0]) / ((means[1] - means[0]) or 1.0), 0.0), 1.0)
+            between = 0.0 < share < 1.0
+            weights = (4 * (1 - share) ** 2, 4 * share**2) if between else (1.0, 1.0)
+            return of_good + neither * weights[0], of_bad + neither * weights[1]
 
         return densities
 
@@ -121,9 +126,13 @@ class Failures:
         return float(stats.fisher_exact(_table(good, bad)).pvalue) < _LOOKED
 
     def smallest(self, good: Sequence[float], bad: Sequence[float]) -> float:
-        """Return the smallest difference of rates that so many runs would have shown."""
+        """Return the difference of rates that so many runs show 8 times of 10."""
         rate = _rate([*good, *bad])
-        return min(1.0, SEEN * math.sqrt(rate * (1 - rate) * (1 / len(good) + 1 / len(bad))))
+        return min(
+            1.0,
+            (float(stats.norm.isf(_LOOKED / 2)) + POWER)
+            * math.sqrt(rate * (1 - rate) * (1 / len(good) + 1 / len(bad))),
+        )
 
     def likelihood(self, good: Sequence[float], bad: Sequence[float]) -> Likelihood:
         """Return the probabilities of a failure at each end, or of none."""
@@ -160,6 +169,11 @@ class Failures:
 
 
 RunScale = Quantities | Failures
+
+
+def _reach(good: Sequence[float], bad: Sequence[float]) -> float:
+    """Return the standard errors by which the means of both ends must be apart."""
+    return max(REACH, float(stats.t.isf(_LOOKED / 2, len(good) + len(bad) - 2)))
 
 
 def _standard_error(good: Sequence[float], bad: Sequence[float]) -> float:

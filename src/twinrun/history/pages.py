@@ -85,8 +85,8 @@ def _write(
 def _populations(record: BisectRecord) -> LineChart:
     """Return the runs of both ends, and of the confirming neighbours, one beside another."""
     groups = [("good end", record.ends.good), ("bad end", record.ends.bad)]
-    if record.culprit and record.culprit.before:
-        groups += [("before the change", record.culprit.before), ("after it", record.culprit.after)]
+    if record.culprits and record.culprits[0].before:
+        groups += [("before the change", record.culprits[0].before), ("after it", record.culprits[0].after)]
     return LineChart(
         name="populations",
         title="Runs of both sides",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from twinrun.history.inference import LEVEL, SURE, DifferenceInterval, Posterior, RunScale
@@ -94,8 +94,13 @@ class Confirmation:
         return self.chance <= LEVEL
 
 
-def confirm(scale: RunScale, observe: Observe, ends: Ends, *, low: int, high: int) -> Confirmation:
-    """Run two neighbours in turns and test them; once more as often where that is not enough."""
+def confirm(scale: RunScale, observe: Observe, ends: Ends, found: Location) -> Confirmation:
+    """Run the neighbours of the best cell in turns and test them, twice as often where that is not enough.
+
+    Each run counts in the posterior too: an answer that is not confirmed is less probable than before.
+    """
+    cell, laws = found.posterior.best(), scale.likelihood(ends.good, ends.bad)
+    low, high = cell[0] - 1, cell[-1]
     runs: dict[int, list[float]] = {low: [], high: []}
     count, result = scale.confirming(ends.good, ends.bad), None
     for _ in range(2):
@@ -103,6 +108,7 @@ def confirm(scale: RunScale, observe: Observe, ends: Ends, *, low: int, high: in
             for state in (low, high) if turn % 2 == 0 else (high, low):
                 if (value := observe(state, "confirmation")) is not None:
                     runs[state].append(value)
+                    found.posterior.update(state, laws(value))
         before, after = runs[low], runs[high]
         whole = min(len(before), len(after)) > 1
         result = Confirmation(
@@ -115,48 +121,6 @@ def confirm(scale: RunScale, observe: Observe, ends: Ends, *, low: int, high: in
             break
     assert result is not None
     return result
-
-
-def is_bad(scale: RunScale, observe: Callable[[], float | None], ends: Ends) -> bool | None:
-    """Run one state until it is of the good or of the bad end; None where it cannot be measured or told."""
-    laws, odds = scale.likelihood(ends.good, ends.bad), 0.0
-    for _ in range(scale.most):
-        if (value := observe()) is None:
-            return None
-        good, bad = laws(value)
-        odds += math.log(bad) - math.log(good)
-        if abs(odds) > math.log(SURE / (1 - SURE)):
-            return odds > 0
-    return None
-
-
-def partners(
-    moves: Callable[[Collection[int]], bool | None], *, culprit: Collection[int]
-) -> tuple[int, ...] | None:
-    """Return the fewest steps before `culprit` without which it moves nothing, found by delta debugging.
-
-    Args:
-        moves: whether the steps of a set, on the good end, give what the bad end gives.
-
-    Returns:
-        None where that cannot be told; nothing where the culprit alone moves the number.
-    """
-    needed: list[int] = []
-    while True:
-        answer = moves({*culprit, *needed})
-        if answer is not False:
-            return tuple(sorted(needed)) if answer else None
-        # The smallest prefix that suffices ends with a step that is needed.
-        low, high = 1, (needed[-1] if needed else min(culprit)) - 1
-        if high < low:
-            return None
-        while low < high:
-            middle = (low + high) // 2
-            answer = moves({*culprit, *needed, *range(1, middle + 1)})
-            if answer is None:
-                return None
-            low, high = (low, middle) if answer else (middle + 1, high)
-        needed.append(low)
 
 
 def runs_expected(scale: RunScale, *, steps: int) -> tuple[int, int]:
