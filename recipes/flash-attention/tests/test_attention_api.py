@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import triton
 from twinrun_attention import (
     UnsupportedError,
     alibi_slopes,
@@ -102,18 +101,3 @@ def test_an_unknown_architecture_gets_the_default_and_that_is_said_once(table: T
     assert row.arch == "sm80"
     # A second warning would be an error.
     table.options("forward", arch="sm75", size=128, causal=True)
-
-
-def test_windows_and_alibi_have_rows_of_their_own(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "__version__", "3.6.0")
-    for size in (64, 128):
-        for scores, causal in (("window", False), ("biased", True), (None, True)):
-            row = table.options("forward", arch="sm90", size=size, causal=causal, scores=scores)
-            assert (row.scores, row.size) == (scores, size)
-    assert table.options("forward", arch="sm90", size=256, causal=True, scores="biased").scores is None
-
-
-def test_an_unknown_version_gets_the_nearest_older_row(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "__version__", "3.5.1")
-    row = table.options("forward", arch="sm90", size=64, causal=True)
-    assert (row.triton, row.descriptors) == ("3.3", 0)

@@ -16,7 +16,6 @@ from twinrun_attention import (
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
-    plans,
     scaled_dot_product_attention,
 )
 from twinrun_attention.reference import reference_attention
@@ -249,27 +248,6 @@ def test_the_operators_are_whole() -> None:
     decode = torch.ops.twinrun_attention.decode.default
     found = torch.library.opcheck(decode, (*cache, lengths, None, 0.25, -1, 0, 0.0))
     assert set(found.values()) == {"SUCCESS"}
-
-
-def test_parts_of_a_cache_cover_it() -> None:
-    q, k = ((1, 1, 4, 32), (128, 128, 32, 1)), ((1, 1000, 1, 32), (32000, 32, 32, 1))
-    call = plans.Call(q, k, k, torch.device("cpu"), plans.Band(0.1))
-    splits, per_split = plans.parts(call, 1, call.row("decode"))
-    assert (splits - 1) * per_split < 1000 <= splits * per_split
-
-
-def test_what_follows_from_sizes_is_prepared_once_and_told_apart() -> None:
-    plans.forward.cache_clear()
-    q, k, v = (random(1, 20, 2, 16).detach() for _ in range(3))
-    sloped = {"alibi_slopes": alibi_slopes(2, device=DEVICE)}
-    for options in ({}, {"causal": True}, {"window_size": (3, 0)}, {"softcap": 2.0}, sloped):
-        for _ in range(2):
-            flash_attn_func(q, k, v, **options)
-    assert plans.forward.cache_info()[:2] == (5, 5)
-    # The same sizes in another order of memory are another launch.
-    turned = q.transpose(1, 2).contiguous().transpose(1, 2)
-    assert torch.equal(flash_attn_func(turned, k, v), flash_attn_func(q, k, v))
-    assert plans.forward.cache_info()[:2] == (6, 6)
 
 
 def test_a_policy_of_checkpointing_keeps_the_product() -> None:

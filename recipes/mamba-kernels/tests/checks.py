@@ -6,7 +6,6 @@ Each check takes the backend and a device and raises AssertionError; it needs to
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -281,40 +280,6 @@ def state_updates(backend: str, device: str) -> None:
             out = selective_state_update(state, u, delta, given["A"], b, c, z=z, **fixed)
             assert distance(out, whole[..., step].double().cpu()) <= TOLERANCE[dtype]
         assert distance(state, last.double().cpu()) <= TOLERANCE[kept]
-
-
-def host_cost(backend: str, device: str) -> str:
-    """Return what a call costs the host, in microseconds: small work, queued without waiting for it."""
-    scan = ScanCase(BF16, 1, 768, 64, 16, options=SCAN_OPTIONS - {"seq_idx"})
-    return "; ".join(_costs(case, backend, device) for case in (scan, ConvCase(BF16, 1, 768, 64)))
-
-
-def _costs(case: Case, backend: str, device: str) -> str:
-    tensors, _ = _given(case, device)
-    leaves = {key: tensor.clone().requires_grad_() for key, tensor in tensors.items()}
-    outputs = tuple(case.call(leaves, backend=backend, seq_idx=None).values())
-    ones = [torch.ones_like(output) for output in outputs]
-
-    def backward() -> None:
-        torch.autograd.grad(outputs, tuple(leaves.values()), ones, retain_graph=True)
-
-    bare = _cost(lambda: case.call(tensors, backend=backend, seq_idx=None), device)
-    forward = _cost(lambda: case.call(leaves, backend=backend, seq_idx=None), device)
-    kind = type(case).__name__.removesuffix("Case").lower()
-    return f"{kind} {bare:.1f} us, with gradient {forward:.1f} us, backward {_cost(backward, device):.1f} us"
-
-
-def _cost(run: Callable[[], object], device: str) -> float:
-    """Return the least of ten means over fifty calls, in microseconds."""
-    means = []
-    for _ in range(10):
-        if torch.device(device).type == "cuda":
-            torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        for _ in range(50):
-            run()
-        means.append((time.perf_counter() - start) / 50)
-    return 1e6 * min(means)
 
 
 def refusals(backend: str, device: str) -> None:

@@ -84,12 +84,8 @@ def test_every_architecture_lists_its_kernels(
     found = [path for path in objects.rglob("*") if path.is_file()]
     assert sorted(str(path.relative_to(objects)) for path in found) == sorted(["kernels.json", *kept])
     plain, many = kernels["small_plain"], kernels["small_many_kernel"]
-    assert (plain["threads"], plain["shared_base"], plain["shared_per_state_tile"], plain["spills"]) == (
-        64,
-        0,
-        0,
-        0,
-    )
+    assert plain["threads"] == 64
+    assert not any(plain[key] for key in ("shared_base", "shared_per_state_tile", "spills"))
     assert (many["threads"], many["shared_base"]) == (128, 16)
     assert many["shared_per_state_tile"] == (1024 if arch.startswith("gfx") else 2048)
     if arch not in ("ptx", "cpu"):
@@ -174,12 +170,6 @@ def test_a_full_stop_leaves_what_was_there(tmp_path: Path) -> None:
     assert all(name.startswith("kernels-") for name in left), left
 
 
-def test_unknown_architectures_are_named(tmp_path: Path) -> None:
-    words = "architectures: sm_70; allowed: sm_80, sm_90, ptx, gfx90a, gfx942, gfx950, cpu"
-    with pytest.raises(CompileError, match=words):
-        compiler.build(["sm_90", "sm_70"], objects=tmp_path)
-
-
 @pytest.mark.usefixtures("no_compiler")
 def test_missing_compilers_are_named(small: Path, tmp_path: Path) -> None:
     missing = compiler.build(list(ARCHS), sources=small, objects=tmp_path / "objects")
@@ -195,30 +185,12 @@ def test_missing_compilers_are_named(small: Path, tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (None, (["ptx"], False)),
-        ("", (["ptx"], False)),
-        ("sm_90,gfx90a cpu", (["sm_90", "gfx90a", "cpu"], True)),
-    ],
-)
-def test_variable_names_architectures(value: str | None, expected: tuple[list[str], bool]) -> None:
-    assert compiler.chosen(value, ["ptx"]) == expected
-
-
 def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**ENVIRONMENT, **environment}
     return subprocess.run([*COMPILE, *arguments], env=env, capture_output=True, text=True, check=False)
 
 
-def test_command_makes_what_it_is_told(small: Path, tmp_path: Path) -> None:
-    done = command("--archs", "cpu", "--sources", small, "--output", tmp_path / "objects")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(kernels_in(tmp_path / "objects", "cpu", small)) == ["small_many_kernel", "small_plain"]
-
-
-def test_command_needs_no_torch(small: Path, tmp_path: Path) -> None:
+def test_command_makes_what_it_is_told_without_torch(small: Path, tmp_path: Path) -> None:
     """A torch that cannot be imported stands for a machine without it."""
     torch = tmp_path / "path" / "torch.py"
     torch.parent.mkdir()
@@ -227,6 +199,7 @@ def test_command_needs_no_torch(small: Path, tmp_path: Path) -> None:
     asked = ("--archs", "cpu", "--sources", small, "--output", tmp_path / "objects")
     done = command(*asked, PYTHONPATH=path)
     assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(kernels_in(tmp_path / "objects", "cpu", small)) == ["small_many_kernel", "small_plain"]
     script = [sys.executable, "-c", "from twinrun_mamba import selective_scan_fn"]
     done = subprocess.run(
         script, env={**ENVIRONMENT, "PYTHONPATH": path}, capture_output=True, text=True, check=False

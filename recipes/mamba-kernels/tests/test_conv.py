@@ -76,23 +76,6 @@ def test_emulated_splits(dtype: torch.dtype, backend: str, monkeypatch: pytest.M
     checks.fits(ConvCase(dtype, 1, 5, 1288, 4, TRAINING_OPTIONS), backend, "cpu")
 
 
-@given(st.integers(1, 9), st.integers(1, 9000), st.integers(1, 20_000))
-def test_parts_of_tokens_are_all_used(batch: int, channels: int, length: int) -> None:
-    shape = batch, channels, length
-    _, blocks, steps, splits, _ = conv_kernels._backward_plan(torch.bfloat16, shape, 4, "_token_major")
-    assert steps % 4 == 0
-    assert 4 <= steps <= 128
-    pieces = splits // batch
-    assert 4 * steps * (pieces - 1) < length <= 4 * steps * pieces
-    assert blocks == splits * -(-channels // 128)
-
-
-def test_the_last_blocks_of_a_large_tensor_fill_a_gpu_too() -> None:
-    for shape in (2, 4128, 512), (2, 4128, 4096), (8, 5376, 2048), (2, 5376, 4096), (1, 5376, 16384):
-        blocks = conv_kernels._backward_plan(torch.bfloat16, shape, 4, "_token_major")[1]
-        assert blocks / (-(-blocks // 396) * 396) > 0.9, shape
-
-
 @given(x=st.integers(0, 2**31 - 1), divisor=st.integers(1, 2**31 - 1))
 def test_a_reciprocal_divides_exactly(x: int, divisor: int) -> None:
     shift, factor = divmod(conv_kernels._fast_divisor(divisor), 2**32)

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from cases import CONV_OPTIONS, SCAN_OPTIONS, ConvCase, ScanCase, distance, packed, results
+from cases import CONV_OPTIONS, SCAN_OPTIONS, ConvCase, ScanCase, packed, results
 from torch import Tensor
-from twinrun_mamba import causal_conv1d_fn, index_of, reference, reference_conv, selective_scan_fn
+from twinrun_mamba import causal_conv1d_fn, reference, reference_conv, selective_scan_fn
 
 TOKENS = ("channel-first", "token-major")
 
@@ -104,31 +104,6 @@ def test_constant_and_complex_projections() -> None:
     torch.testing.assert_close(found, torch.stack(want, 2))
 
 
-def test_sequences_packed_in_a_row_are_apart() -> None:
-    case = ScanCase(torch.float64, 1, 3, 50, 4, options=SCAN_OPTIONS - {"initial_state", "last_state"})
-    inputs = case.inputs(torch.Generator().manual_seed(3))
-    boundaries = torch.tensor([0, 13, 13, 50])
-    whole = case.call(inputs, backend="reference", seq_idx=index_of(boundaries, 50, "cpu"))["out"]
-    over_time = {"u", "delta", "z", "B", "C"}
-    for start, stop in ((0, 13), (13, 50)):
-        part = {name: t[..., start:stop] if name in over_time else t for name, t in inputs.items()}
-        alone = case.call(part, backend="reference", seq_idx=None)["out"]
-        torch.testing.assert_close(whole[..., start:stop], alone)
-
-
-def test_states_carry_a_sequence_on() -> None:
-    case = ScanCase(torch.float64, 2, 3, 50, 4, options=SCAN_OPTIONS - {"seq_idx", "initial_state"})
-    inputs = case.inputs(torch.Generator().manual_seed(4))
-    whole = case.call(inputs, backend="reference", seq_idx=None)
-    over_time, state = {"u", "delta", "z", "B", "C"}, torch.zeros(2, 3, 4)
-    for start, stop in ((0, 20), (20, 21), (21, 50)):
-        part = {name: t[..., start:stop] if name in over_time else t for name, t in inputs.items()}
-        found = case.call(part | {"initial_state": state}, backend="reference", seq_idx=None)
-        torch.testing.assert_close(whole["out"][..., start:stop], found["out"])
-        state = found["last_state"]
-    torch.testing.assert_close(whole["last_state"], state)
-
-
 @pytest.mark.parametrize("width", range(2, 9))
 @pytest.mark.parametrize("length", [1, 3, 30])
 def test_convolution_is_that_of_torch(width: int, length: int) -> None:
@@ -163,12 +138,3 @@ def test_convolution_of_packed_sequences_is_that_of_each() -> None:
         alone = reference_conv.conv_forward(x[..., start:stop], weight, bias)
         torch.testing.assert_close(out[..., start:stop], alone[0], equal_nan=True)
     assert torch.equal(last, alone[1])
-
-
-def test_long_sequences_need_little_memory() -> None:
-    case = ScanCase(torch.float32, length=8192, channels=8, options=SCAN_OPTIONS)
-    generator = torch.Generator().manual_seed(6)
-    inputs, index = case.inputs(generator), packed(case, generator)
-    single = results(case, inputs, "reference", index, 0)
-    double = results(case, {name: t.double() for name, t in inputs.items()}, "reference", index, 0)
-    assert max(distance(single[name], double[name]) for name in double) < 1e-5

@@ -9,10 +9,7 @@ import precision
 import pytest
 import torch
 from cases import EMULATED_BACKENDS, SCAN_OPTIONS, TESTED_LENGTHS, Case, ScanCase, emulated, scan_grid
-from hypothesis import given
-from hypothesis import strategies as st
-from twinrun_mamba import scan_kernels
-from twinrun_mamba.scan_kernels import _backward_splits, _forward_splits
+from twinrun_mamba.scan_kernels import _forward_splits
 from twinrun_mamba.validation import Sizes
 
 GRID = list(scan_grid(TESTED_LENGTHS))
@@ -47,43 +44,11 @@ def test_emulated_repeats(backend: str) -> None:
     checks.repeats(ScanCase(torch.bfloat16, length=70, options=SCAN_OPTIONS), backend, "cpu", times=3)
 
 
-@given(st.integers(1, 9), st.integers(1, 9000), st.integers(1, 20_000), st.sampled_from([8, 16, 64, 256]))
-def test_parts_of_time_are_all_used(batch: int, channels: int, length: int, states: int) -> None:
-    sizes = Sizes(batch, channels, length, states, groups=1)
-    chunks = -(-length // scan_kernels.CHUNK)
-    for splits, most in ((_forward_splits(sizes), 32), (_backward_splits(sizes), 64)):
-        each = -(-chunks // splits)
-        assert 1 <= splits <= most
-        assert (splits - 1) * each < chunks
-
-
 def test_the_grid_has_scans_in_parts_and_in_one_with_every_number_of_state_tiles() -> None:
     for states in (8, 40, 256):
         given = [case for case in GRID if case.states == states and case.length > 32]
         sizes = [Sizes(case.batch, case.channels, case.length, case.states, case.groups) for case in given]
         assert {1, 5} <= {_forward_splits(one) for one in sizes}
-
-
-@pytest.mark.parametrize(
-    ("batch", "channels", "length", "states", "splits"),
-    [
-        # What times on an H200 led to.
-        (2, 5376, 4096, 16, (1, 1)),
-        (1, 5376, 16384, 16, (1, 7)),
-        (2, 5376, 4096, 64, (1, 3)),
-        (2, 768, 4096, 16, (8, 8)),
-        (1, 768, 512, 16, (16, 16)),
-        (2, 64, 4096, 16, (32, 64)),
-        (2, 64, 128, 16, (4, 4)),
-        (2, 768, 128, 16, (1, 4)),
-        (2, 64, 64, 16, (1, 2)),
-    ],
-)
-def test_time_is_split_to_fill_a_gpu(
-    batch: int, channels: int, length: int, states: int, splits: tuple[int, int]
-) -> None:
-    sizes = Sizes(batch, channels, length, states, groups=1)
-    assert (_forward_splits(sizes), _backward_splits(sizes)) == splits
 
 
 @pytest.mark.gpu

@@ -94,13 +94,6 @@ def test_a_layer_is_its_parts(options: dict[str, Any], before_gate: bool, packed
         torch.testing.assert_close(mine, other)
 
 
-def test_a_layer_returns_its_last_state() -> None:
-    given = layer()
-    out, last = mamba_split_conv1d_scan_combined(**given, return_final_states=True)
-    assert out.shape == (2, LENGTH, 6)
-    assert last.shape == (2, HEADS, SIZE, STATES)
-
-
 @pytest.mark.parametrize(
     ("changed", "says"),
     [

@@ -11,7 +11,7 @@ import pytest
 from sources import KERNELS, SMALL, copy_sources
 from twinrun_mamba import compile as compiler
 from twinrun_mamba import units
-from twinrun_mamba.targets import TARGETS, cpu_compiler
+from twinrun_mamba.targets import TARGETS
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(KERNELS / "src")}
 
@@ -62,22 +62,3 @@ def test_processes_that_call_at_once_compile_once(tmp_path: Path) -> None:
     assert [process.returncode for process in started] == [0, 0, 0, 0]
     assert sorted(len(lines) for lines in printed) == [1, 1, 1, 2]
     assert sum("up to date" in lines[0] for lines in printed) == 3
-
-
-def test_what_is_called_together_is_compiled_together() -> None:
-    cxx = cpu_compiler()
-    assert cxx
-    names = units.kernels_of("cpu", cxx, KERNELS / "csrc")
-    assert len(names) == 118
-    for kernel, others in {
-        "scan_forward_packed_bf16": {
-            "scan_backward_packed_bf16",
-            "scan_reduce_bf16",
-            "scan_split_backward_packed_bf16",
-            "scan_split_forward_packed_bf16",
-        },
-        "conv_forward_wide_fp16": {"conv_backward_wide_fp16", "conv_reduce"},
-        "conv_update_fp32": set(),
-    }.items():
-        first, *rest = units.called_together(kernel, names)
-        assert (first, set(rest)) == (kernel, others)

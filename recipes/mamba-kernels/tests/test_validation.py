@@ -29,7 +29,6 @@ WRONG_SCANS: tuple[tuple[str, Any, str], ...] = (
     ("u", 3.0, "found float, allowed a tensor"),
     ("u", torch.zeros(2, 6, 10, dtype=torch.int32), "found torch.int32, allowed torch.bfloat16"),
     ("u", torch.zeros(2, 6, 10, dtype=torch.float64), "torch.float64 with backend"),
-    ("u", torch.zeros(2, 6, 0, dtype=torch.bfloat16), "of 1 or more each"),
     (
         "u",
         torch.zeros(0, 6, 10, dtype=torch.bfloat16),
@@ -38,18 +37,11 @@ WRONG_SCANS: tuple[tuple[str, Any, str], ...] = (
     ("delta", torch.zeros(2, 6, 10), "found torch.float32, allowed torch.bfloat16"),
     (
         "delta",
-        torch.zeros(2, 6, 9, dtype=torch.bfloat16),
-        "found shape (2, 6, 9), allowed (batch, channels, length)",
-    ),
-    (
-        "delta",
         torch.zeros(2, 6, 10, dtype=torch.bfloat16, device="meta"),
         "found a tensor on meta, allowed cpu",
     ),
-    ("delta", None, "found NoneType, allowed a tensor"),
     ("A", torch.zeros(5, 4), "found shape (5, 4), allowed (channels, states) = (6, 4)"),
     ("A", torch.zeros(6, 257), "found 257 states, allowed 1 to 256"),
-    ("A", torch.zeros(6, 0), "found 0 states, allowed 1 to 256"),
     ("A", torch.zeros(6, 4, dtype=torch.complex64), 'allowed a real dtype, or backend="reference"'),
     (
         "B",
@@ -58,9 +50,7 @@ WRONG_SCANS: tuple[tuple[str, Any, str], ...] = (
     ),
     ("B", torch.zeros(6, 4), 'allowed B and C that vary over time, or backend="reference"'),
     ("C", torch.zeros(2, 3, 4, 10, dtype=torch.bfloat16), "(batch, groups, states, length) = (2, 2, 4, 10)"),
-    ("C", torch.zeros(2, 2, 4, 10), "found torch.float32, allowed torch.bfloat16"),
     ("D", torch.zeros(5), "found shape (5,), allowed (channels) = (6,)"),
-    ("z", torch.zeros(2, 5, 10, dtype=torch.bfloat16), "found shape (2, 5, 10)"),
     ("delta_bias", torch.zeros(6, 1), "found 2 dimensions (6, 1), allowed 1 dimensions"),
     ("initial_state", torch.zeros(2, 6, 5), "(batch, channels, states) = (2, 6, 4)"),
     ("seq_idx", torch.zeros(2, 9, dtype=INT32), "found shape (2, 9), allowed (batch, length) = (2, 10)"),
@@ -75,23 +65,14 @@ WRONG_SCANS: tuple[tuple[str, Any, str], ...] = (
 
 WRONG_CONVOLUTIONS: tuple[tuple[str, Any, str], ...] = (
     ("x", torch.zeros(6, 10), "found 2 dimensions (6, 10)"),
-    ("x", torch.zeros(2, 6, 10, dtype=torch.int8), "found torch.int8"),
-    (
-        "x",
-        torch.zeros(0, 6, 10),
-        "found shape (0, 6, 10), allowed (batch, channels, length) of 1 or more each",
-    ),
     ("x", torch.zeros(2, 6, 0), "of 1 or more each"),
     ("weight", torch.zeros(5, 4), "found shape (5, 4), allowed (channels, width) = (6, 4)"),
     ("weight", torch.zeros(6, 9), "found width 9, allowed 2 to 8"),
-    ("weight", torch.zeros(6, 1), "found width 1, allowed 2 to 8"),
-    ("bias", torch.zeros(7), "(channels) = (6,)"),
     (
         "initial_states",
         torch.zeros(2, 6, 4, dtype=torch.bfloat16),
         "(batch, channels, width - 1) = (2, 6, 3)",
     ),
-    ("initial_states", torch.zeros(2, 6, 3), "found torch.float32, allowed torch.bfloat16"),
     ("seq_idx", torch.zeros(1, 10, dtype=INT32), "found shape (1, 10)"),
     ("activation", "relu", "found 'relu', allowed None, 'silu', 'swish'"),
     (
@@ -105,7 +86,6 @@ WRONG_UPDATES: tuple[tuple[str, Any, str], ...] = (
     ("x", torch.zeros(6), "found 1 dimensions (6,), allowed 2 or 3 dimensions"),
     ("conv_state", torch.zeros(2, 6, 2), "found 2 inputs, allowed 3 or more"),
     ("conv_state", torch.zeros(1, 6, 4).expand(2, 6, 4), "memory of its own for each element"),
-    ("conv_state", torch.zeros(3, 6, 4), "= (2, 6, 4)"),
     ("conv_state", torch.zeros(2, 6, 4, dtype=torch.float16), "found torch.float16, allowed torch.float32"),
     ("cache_seqlens", torch.zeros(2, dtype=torch.int64), "found torch.int64, allowed torch.int32"),
     ("cache_seqlens", torch.tensor([3, -1], dtype=INT32), "found -1, allowed 0 or more"),
@@ -115,20 +95,13 @@ WRONG_UPDATES: tuple[tuple[str, Any, str], ...] = (
 
 WRONG_STATE_UPDATES: tuple[tuple[str, Any, str], ...] = (
     ("state", torch.zeros(2, 6, 5), "found shape (2, 6, 5), allowed (batch, channels, states) = (2, 6, 4)"),
-    ("state", torch.zeros(2, 1, 6, 4), "found 4 dimensions (2, 1, 6, 4), allowed 3 dimensions"),
-    ("state", torch.zeros(2, 6, 4, dtype=torch.int32), "found torch.int32"),
     ("state", torch.zeros(1, 6, 4).expand(2, 6, 4), "memory of its own for each element"),
     ("x", torch.zeros(2, 6, dtype=torch.int32), "found torch.int32, allowed torch.bfloat16"),
-    ("x", torch.zeros(2, 6, 1), "found 3 dimensions (2, 6, 1), allowed 2 dimensions"),
     ("dt", torch.zeros(2, 5), "found shape (2, 5), allowed (batch, channels) = (2, 6)"),
-    ("dt", torch.zeros(2, 6, dtype=torch.float16), "found torch.float16, allowed torch.float32"),
     ("A", torch.zeros(5, 4), "found shape (5, 4), allowed (channels, states) = (6, 4)"),
     ("A", torch.zeros(6, 4, dtype=torch.complex64), "found torch.complex64, allowed a real dtype"),
     ("B", torch.zeros(2, 4, 4), "found 4 groups, allowed a divisor of the 6 channels"),
-    ("C", torch.zeros(2, 3), "found shape (2, 3), allowed (batch, states) = (2, 4)"),
     ("D", torch.zeros(6, device="meta"), "found a tensor on meta, allowed cpu"),
-    ("dt_bias", torch.zeros(4), "found shape (4,), allowed (channels) = (6,)"),
-    ("backend", "cuda", "found 'cuda'"),
 )
 
 
