@@ -112,9 +112,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _of_ranks(item: pytest.Item) -> bool:
     needs = {name for marker in item.iter_markers("needs") for name in marker.args}
-    return bool(needs & STACK_PACKAGES) or item.nodeid.startswith(
-        ("recipes/", "tests/train/", "tests/parity/")
-    )
+    return bool(needs & STACK_PACKAGES) or item.nodeid.startswith(RANKS)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -56,15 +56,8 @@ def perform(command: Sequence[str], minutes: float) -> dict[str, Any]:
         answer = json.loads(printed)
     except ValueError:
         answer = printed[-2000:]
-    code, seconds = process.returncode, round(time.monotonic() - began, 1)
-    return {
-        "command": command[1:],
-        "exit_code": code,
-        "seconds": seconds,
-        "late": late,
-        "said": lines,
-        "printed": answer,
-    }
+    ended = {"exit_code": process.returncode, "seconds": round(time.monotonic() - began, 1), "late": late}
+    return {"command": command[1:], **ended, "said": lines, "printed": answer}
 
 
 def say(line: str) -> None:

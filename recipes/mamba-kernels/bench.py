@@ -60,14 +60,9 @@ def measure(session: Session, operation: Operation, dtype: str, backend: str) ->
     checked = operation.check(function, implementation, ours.version())
     baselines, absent = beside(session, operation)
     for phase, mode in operation.measured(session.job.settings["modes"]):
+        named = {"operation": operation.name, "phase": phase, "dtype": dtype}
         session.measure(
-            labels={
-                "operation": operation.name,
-                "phase": phase,
-                "dtype": dtype,
-                "backend": backend,
-                "mode": mode,
-            },
+            labels=named | {"backend": backend, "mode": mode},
             title=f"{operation.title}, {phase}",
             clock="host" if mode == "call" else "device",
             work=operation.work(phase, mode),

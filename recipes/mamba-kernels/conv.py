@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from operation import Function, Operation, distances_of, exact
+from operation import Operation, exact
 from torch import Tensor
 from torch.nn.functional import pad, silu
 
@@ -39,7 +39,7 @@ class Conv(Operation):
         super().__init__(inputs, sequence())
         expected = exact(reference, self.inputs, self.gradient)
         # All of the case is compared; fp32 rounds far less than is allowed.
-        self._expected = {name: tensor.float() for name, tensor in expected.items()}
+        self.expected = {name: tensor.float() for name, tensor in expected.items()}
 
     def work(self, phase: str, mode: str) -> Work:
         """Return the least work of a phase: every tensor once through memory."""
@@ -49,14 +49,6 @@ class Conv(Operation):
         copied = sequences * self.gradient.nbytes + nbytes(self.inputs, "weight", "bias")
         amounts = {COPY: copied, "fp32": elements * filters * width, "exp2": SPECIAL * elements}
         return Work(formula=f"conv-{counted}", amounts=amounts)
-
-    def distances(self, function: Function) -> dict[str, dict[str, float]]:
-        """Return the relative distances of the output and of the gradients."""
-        out, gradients = self._outcome(function, self.gradient)
-        return {
-            "forward": distances_of({"out": out}, self._expected),
-            "backward": distances_of(gradients, self._expected),
-        }
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ MODES = {
     "backward": ("kernels", "accumulated", "call"),
     "step": ("kernels", "call"),
 }
+# Smallest and largest step size at initialisation, as Mamba's authors choose them.
+STEP_SIZES = (1e-3, 1e-1)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class Operation:
     name: str
     title: str
     phases: Sequence[str] = ("forward", "backward")
+    chosen: Any = ...
+    """What of output and gradient is compared, as an index; all where a subclass says nothing."""
+    expected: dict[str, Tensor]
+    """The reference's output and gradients of that."""
 
     def __init__(self, inputs: dict[str, Tensor], gradient: Tensor) -> None:
         self.inputs = inputs
@@ -64,7 +71,17 @@ class Operation:
 
     def distances(self, function: Function) -> dict[str, dict[str, float]]:
         """Return by phase how far the output, and of each input the gradient, is from the reference."""
-        raise NotImplementedError
+        # Inputs that are shared get gradients from everywhere: only what is compared may give any.
+        masked = torch.zeros_like(self.gradient)
+        masked[self.chosen] = self.gradient[self.chosen]
+        out, gradients = self._outcome(function, masked)
+        backward = {name: self.compared(name, tensor) for name, tensor in gradients.items()}
+        forward = distances_of({"out": out[self.chosen]}, self.expected)
+        return {"forward": forward, "backward": distances_of(backward, self.expected)}
+
+    def compared(self, name: str, tensor: Tensor) -> Tensor:
+        """Return what of an input or its gradient is compared."""
+        return tensor
 
     def bound(self, function: Function) -> Function:
         """Return a function with what it takes beside tensors."""
@@ -111,6 +128,14 @@ class Operation:
             out = function(**leaves)
             gradients = torch.autograd.grad(out, list(leaves.values()), gradient)
         return out.detach(), dict(zip(leaves, gradients, strict=True))
+
+
+def random_step_bias(count: int, on: dict[str, Any]) -> Tensor:
+    """Return biases that softplus makes step sizes of, as Mamba is initialised."""
+    low, high = (torch.tensor(size, device=on["device"]).log() for size in STEP_SIZES)
+    steps = torch.exp(low + (high - low) * torch.rand(count, **on))
+    # The inverse of softplus.
+    return steps + torch.log(-torch.expm1(-steps))
 
 
 def exact(function: Function, inputs: dict[str, Tensor], gradient: Tensor) -> dict[str, Tensor]:

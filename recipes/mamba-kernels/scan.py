@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from operation import Function, Operation, distances_of, exact
+from operation import Function, Operation, exact, random_step_bias
 from torch import Tensor
 
 from twinrun.protocol.bench import COPY, Work
@@ -13,8 +13,6 @@ from twinrun.train.bench import Session
 
 # Channels that are compared; every channel is computed alike, and they are chosen anew each run.
 CHECKED_CHANNELS = 64
-# Smallest and largest step size at initialisation, as Mamba's authors choose them.
-STEP_SIZES = (1e-3, 1e-1)
 
 # By phase: tensors like u that are read or written once, tensors like B, fp32 instructions for a state
 # element, and special functions for an element beside one exponential for each of its states.
@@ -41,9 +39,10 @@ class Scan(Operation):
         shape = inputs["u"].shape
         gradient = torch.randn(shape, dtype=dtype, generator=session.generator, device=session.device)
         super().__init__(inputs, gradient)
-        self._chosen = self._choose(session)
-        chosen = {name: self._of_chosen(name, tensor) for name, tensor in self.inputs.items()}
-        self._expected = exact(reference, chosen, self.gradient[:, self._chosen])
+        self._channels_chosen = self._choose(session)
+        self.chosen = (slice(None), self._channels_chosen)
+        chosen = {name: self.compared(name, tensor) for name, tensor in self.inputs.items()}
+        self.expected = exact(reference, chosen, self.gradient[self.chosen])
 
     def work(self, phase: str, mode: str) -> Work:
         """Return the least work of a phase: every tensor once through memory, states in registers."""
@@ -59,25 +58,11 @@ class Scan(Operation):
         }
         return Work(formula=f"scan-{counted}", amounts=amounts)
 
-    def distances(self, function: Function) -> dict[str, dict[str, float]]:
-        """Return the relative distances of the output and of the gradients."""
-        # B and C get gradients from every channel: only the chosen ones may give any.
-        masked = torch.zeros_like(self.gradient)
-        masked[:, self._chosen] = self.gradient[:, self._chosen]
-        out, gradients = self._outcome(function, masked)
-        found = {name: self._of_chosen(name, tensor) for name, tensor in gradients.items()}
-        return {
-            "forward": distances_of({"out": out[:, self._chosen]}, self._expected),
-            "backward": distances_of(found, self._expected),
-        }
-
     def _random(self, session: Session, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return inputs distributed as in a Mamba at its initialisation."""
         on = {"generator": session.generator, "device": session.device}
         sequence = (self._batch, self._channels, self._length)
         projection = (self._batch, self._groups, self._states, self._length)
-        low, high = (torch.tensor(size, device=session.device).log() for size in STEP_SIZES)
-        steps = torch.exp(low + (high - low) * torch.rand(self._channels, **on))
         decays = torch.arange(1, self._states + 1, device=session.device)
         return {
             "u": torch.randn(sequence, dtype=dtype, **on),
@@ -87,8 +72,7 @@ class Scan(Operation):
             "C": torch.randn(projection, dtype=dtype, **on),
             "D": torch.randn(self._channels, **on),
             "z": torch.randn(sequence, dtype=dtype, **on),
-            # The inverse of softplus.
-            "delta_bias": steps + torch.log(-torch.expm1(-steps)),
+            "delta_bias": random_step_bias(self._channels, on),
         }
 
     def _choose(self, session: Session) -> Tensor:
@@ -99,7 +83,8 @@ class Scan(Operation):
         picked = [torch.randperm(size, **on)[:count].sort()[0] for _ in range(self._groups)]
         return torch.cat([group * size + one for group, one in enumerate(picked)])
 
-    def _of_chosen(self, name: str, tensor: Tensor) -> Tensor:
+    def compared(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the chosen channels of an input or its gradient; all share B and C."""
         if name in {"B", "C"}:
             return tensor
-        return tensor[:, self._chosen] if tensor.dim() == 3 else tensor[self._chosen]
+        return tensor[self.chosen] if tensor.dim() == 3 else tensor[self._channels_chosen]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
-from operation import Function, Operation, distances_of, exact
+from operation import Function, Operation, exact, random_step_bias
 from torch import Tensor
 from twinrun_mamba.ssd.reference import reference_chunk_scan
 
@@ -15,8 +15,7 @@ from twinrun.train.bench import Session
 
 # Heads that are compared, chosen anew each run: every state of each is kept in float64.
 CHECKED_HEADS = 2
-# Smallest and largest step size at initialisation, and largest decay, as Mamba-2's authors choose them.
-STEP_SIZES = (1e-3, 1e-1)
+# Largest decay at initialisation, as Mamba-2's authors choose it.
 LARGEST_DECAY = 16.0
 BY_HEAD = ("A", "D", "dt_bias")
 
@@ -39,13 +38,11 @@ class Ssd(Operation):
         gradient = torch.randn(shape, dtype=dtype, generator=session.generator, device=session.device)
         super().__init__(inputs, gradient)
         picked = torch.randperm(heads, generator=session.generator, device=session.device)
-        self._chosen = picked[:CHECKED_HEADS].sort()[0]
-        self._groups = self._chosen // (heads // settings["groups"])
-
-    @cached_property
-    def _expected(self) -> dict[str, Tensor]:
-        chosen = {name: self._of_chosen(name, tensor) for name, tensor in self.inputs.items()}
-        return exact(self._reference, chosen, self.gradient[:, :, self._chosen])
+        self._heads_chosen = picked[:CHECKED_HEADS].sort()[0]
+        self._groups = self._heads_chosen // (heads // settings["groups"])
+        self.chosen = (slice(None), slice(None), self._heads_chosen)
+        chosen = {name: self.compared(name, tensor) for name, tensor in self.inputs.items()}
+        self.expected = exact(self._reference, chosen, self.gradient[self.chosen])
 
     def bound(self, function: Function) -> Function:
         """Return the function with the chunk size of the case."""
@@ -61,18 +58,6 @@ class Ssd(Operation):
         copied = sum(count * amount for count, amount in zip(LEAST[counted], amounts, strict=True))
         return Work(formula=f"ssd-{counted}", amounts={COPY: copied})
 
-    def distances(self, function: Function) -> dict[str, dict[str, float]]:
-        """Return the relative distances of the output and of the gradients."""
-        # B and C get gradients from every head: only the chosen ones may give any.
-        masked = torch.zeros_like(self.gradient)
-        masked[:, :, self._chosen] = self.gradient[:, :, self._chosen]
-        out, gradients = self._outcome(function, masked)
-        found = {name: self._of_chosen(name, tensor) for name, tensor in gradients.items()}
-        return {
-            "forward": distances_of({"out": out[:, :, self._chosen]}, self._expected),
-            "backward": distances_of(found, self._expected),
-        }
-
     def _reference(self, **tensors: Tensor) -> Tensor:
         own = {name: tensors[name][:, :, self._groups] for name in ("B", "C")}
         return reference_chunk_scan(**tensors | own, dt_softplus=True)[0]
@@ -83,8 +68,6 @@ class Ssd(Operation):
         names = ("batch", "length", "heads", "head_size")
         batch, length, heads, size = (settings[name] for name in names)
         projection = (batch, length, settings["groups"], settings["states"])
-        low, high = (torch.tensor(one, device=session.device).log() for one in STEP_SIZES)
-        steps = torch.exp(low + (high - low) * torch.rand(heads, **on))
         return {
             "x": torch.randn(batch, length, heads, size, dtype=dtype, **on),
             "dt": 0.5 * torch.randn(batch, length, heads, dtype=dtype, **on),
@@ -93,11 +76,11 @@ class Ssd(Operation):
             "C": torch.randn(projection, dtype=dtype, **on),
             "D": torch.randn(heads, **on),
             "z": torch.randn(batch, length, heads, size, dtype=dtype, **on),
-            # The inverse of softplus.
-            "dt_bias": steps + torch.log(-torch.expm1(-steps)),
+            "dt_bias": random_step_bias(heads, on),
         }
 
-    def _of_chosen(self, name: str, tensor: Tensor) -> Tensor:
+    def compared(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the chosen heads of an input or its gradient; all share B and C."""
         if name in {"B", "C"}:
             return tensor
-        return tensor[self._chosen] if name in BY_HEAD else tensor[:, :, self._chosen]
+        return tensor[self._heads_chosen] if name in BY_HEAD else tensor[self.chosen]

@@ -4,7 +4,7 @@
 Annotations are not postponed here: torch compares those of a hook with the types themselves.
 """
 
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -31,40 +31,25 @@ class RingGradients:
         self._ring = Ring(self.links, bucket_bytes=bucket_bytes, in_flight=in_flight, codec=codec)
         self._compressed = codec is not None
         self._residuals: dict[int, Tensor] = {}
-        # One thread, since all ranks must start the buckets in one order.
-        self._thread = ThreadPoolExecutor(max_workers=1)
         self._streams: dict[torch.device, Any] = {}
 
     def average(self, index: int, gradient: Tensor) -> Future[Tensor]:
-        """Average one bucket of gradients in place while the backward pass goes on."""
-        if gradient.device.type == "cuda":
-            return self._on_stream(index, gradient)
-        found: Future[Tensor] = Future()
-
-        def work() -> None:
-            try:
-                self._average(index, gradient)
-            except Exception as error:
-                found.set_exception(error)
-            else:
-                found.set_result(gradient)
-
-        self._thread.submit(work)
+        """Average one bucket of gradients in place; on a GPU while the backward pass goes on."""
+        device = gradient.device
+        found: Future[Tensor] = Future(devices=[device] if device.type == "cuda" else None)
+        with self._beside(device):
+            self._ring.all_reduce(gradient, residual=self._residual(index, gradient))
+            found.set_result(gradient.div_(self.links.size))
         return found
 
-    def _on_stream(self, index: int, gradient: Tensor) -> Future[Tensor]:
-        device = gradient.device
+    def _beside(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Return a context whose kernels run beside those of the backward pass."""
+        if device.type != "cuda":
+            return nullcontext()
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))
         stream.wait_stream(torch.cuda.current_stream(device))
-        found: Future[Tensor] = Future(devices=[device])
-        with torch.cuda.stream(stream):
-            self._average(index, gradient)
-            found.set_result(gradient)
-        return found
-
-    def _average(self, index: int, gradient: Tensor) -> None:
-        self._ring.all_reduce(gradient, residual=self._residual(index, gradient))
-        gradient.div_(self.links.size)
+        beside: AbstractContextManager[Any] = torch.cuda.stream(stream)
+        return beside
 
     def _residual(self, index: int, gradient: Tensor) -> Tensor | None:
         """Return what was lost of this bucket; nothing yet where the buckets were cut anew."""

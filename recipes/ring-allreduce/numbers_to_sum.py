@@ -8,12 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-DTYPES = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int32": torch.int32, "int64": torch.int64}
 # Elements that are made at once.
 PIECE = 1 << 24
 BITS = 20

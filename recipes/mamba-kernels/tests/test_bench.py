@@ -216,12 +216,12 @@ def test_unknown_names_are_refused_before_anything_runs(option: str) -> None:
 def test_upstream_that_is_installed_but_broken_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "selective_scan_cuda.py").write_text("raise ImportError('undefined symbol: _ZN')")
+    (tmp_path / "causal_conv1d.py").write_text("raise ImportError('undefined symbol: _ZN')")
     monkeypatch.syspath_prepend(str(tmp_path))
     upstream = part("upstream")
 
     with pytest.raises(ImportError, match="undefined symbol"):
-        upstream.function("scan")
+        upstream.function("conv")
 
 
 def test_the_version_of_upstream_built_in_place_is_read_from_its_source(
