@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from twinrun.planning.project import Project
-from twinrun.predict.calibration import basis
+from twinrun.predict.calibration import SOFTWARE, basis
 from twinrun.predict.prediction import Prediction
 from twinrun.predict.request import LayoutSettings, machines_of, predict_at
 from twinrun.protocol.models import member
@@ -109,7 +109,7 @@ def predict(
     nodes: int = 1,
     devices_per_node: int = 8,
     global_batch: int = 512,
-    software: str = "twinrun-2026",
+    software: str = SOFTWARE,
     root: Path = ROOT,
 ) -> Prediction:
     """Predict memory and time of a training step of a member of a model family.

@@ -12,12 +12,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 
 from tests.parity import small_model  # noqa: E402
 from tests.records import ROOT  # noqa: E402
 from twinrun.foundation.errors import InputError  # noqa: E402
-from twinrun.parity import renumber  # noqa: E402
+from twinrun.parity import Tracer, renumber  # noqa: E402
 from twinrun.parity.traces import Trace, judge_traces, read_trace  # noqa: E402
 
 CONTROLS = 8
@@ -186,7 +186,7 @@ class Positions(nn.Module):
         super().__init__()
         self.table, self.head = nn.Embedding(8, 16), nn.Linear(16, 5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.head(x + self.table(torch.arange(8)))
 
 
@@ -197,7 +197,7 @@ def test_microbatches_and_autocast_leave_digests_as_they_are(tmp_path: Path, aut
     found = []
     for parts in (1, 4):
         path = tmp_path / f"{parts}.trace"
-        tracer = small_model.Tracer(model, path)
+        tracer = Tracer(model, path)
         with tracer.step(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             for part in x.split(8 // parts):
                 (model(part).square().sum() / len(x)).backward()

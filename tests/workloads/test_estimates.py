@@ -36,7 +36,7 @@ def test_the_published_rows_lie_in_the_interval_of_the_prediction(claim: str) ->
     nodes = hardware(stated.gpu).model_copy(update={"network_gbit_s": 800})
     budget = Budget(shape=part.shape, training=part.training, hardware=nodes)
     one = budget.predicted(nodes=stated.cards // 4, devices_per_node=8, microbatch=6)
-    assert one.seconds_interval
-    flops = part.shape.flops_per_token() * part.training.global_batch * part.shape.sequence
-    low, high = (flops / seconds / stated.cards / 1e12 for seconds in one.seconds_interval[::-1])
+    assert one.interval
+    devices = one.machines.devices / stated.cards
+    low, high = (devices * tokens * part.shape.flops_per_token() / 1e12 for tokens in one.interval)
     assert low < published.value < high

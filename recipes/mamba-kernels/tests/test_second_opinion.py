@@ -140,7 +140,8 @@ def test_amds_code_convolves_as_the_reference(dtype: torch.dtype, backend: str) 
     given = torch.randn(1, 2, 40).to(dtype), torch.randn(2, 4), torch.randn(2)
     with torch.no_grad():
         found = causal_conv1d_fn(*given, activation="silu", backend=backend)
-        expected = causal_conv1d_fn(*(x.double() for x in given), activation="silu", backend="reference")
+        x, weight, bias = (one.double() for one in given)
+        expected = causal_conv1d_fn(x, weight, bias, activation="silu", backend="reference")
     assert apart(found, expected) < TOLERANCE[dtype]
 
 
@@ -152,7 +153,8 @@ def test_amds_code_scans_as_the_reference(backend: str, request: pytest.FixtureR
 
     def run(backend: str, dtype: torch.dtype) -> list[torch.Tensor]:
         leaves = [x.to(dtype).requires_grad_(back) for x in given]
-        out = selective_scan_fn(*leaves, delta_softplus=True, backend=backend)
+        u, delta, A, B, C, D, z = leaves
+        out = selective_scan_fn(u, delta, A, B, C, D, z, delta_softplus=True, backend=backend)
         return [out.detach(), *(torch.autograd.grad(out, leaves, torch.ones_like(out)) if back else ())]
 
     for found, expected in zip(run(backend, torch.float32), run("reference", torch.float64), strict=True):

@@ -13,7 +13,7 @@ from twinrun.foundation.cache import project_root
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
-from twinrun.predict.calibration import Run, basis
+from twinrun.predict.calibration import SOFTWARE, Run, basis
 from twinrun.predict.kernel_times import kernel_times
 from twinrun.predict.measured import run_of
 from twinrun.predict.parallel_layout import Machines
@@ -23,8 +23,6 @@ from twinrun.protocol.models import members
 from twinrun.report.plan import plain_table
 from twinrun.report.prediction import DAY, predictions_view, search_view
 from twinrun.results.reading import read_record
-from twinrun.workloads.training.estimates import SOFTWARE
-from twinrun.workloads.training.report import runs_of
 
 # Devices of a node, and layouts of a sweep that are shown.
 DEVICES, SHOWN = 8, 10
@@ -145,8 +143,9 @@ def _runs(project: Project, text: str, asked: Asked, machines: Machines, softwar
     path, gpu = Path(text), machines.gpu
     if not path.is_dir() and path.suffix != ".json":
         return (run_of(text, asked, machines, basis(software).software),)
-    if found := runs_of(read_record(path, project).view, gpu, network=machines.network):
-        return found
+    record = read_record(path, project)
+    if found := record.workload.runs(record.view, gpu, machines.network):
+        return tuple(found)
     allowed = f"a training on {gpu.name}; of several nodes with --network"
     raise InputError("the record has no such training", place="--measured", found=text, allowed=allowed)
 
@@ -156,8 +155,8 @@ def _committed(project: Project, gpus: list[Gpu], software: str) -> list[Run]:
     if software != SOFTWARE:
         return []
     loaded = (project.recipe(name) for name in project.recipe_names)
-    views = [read_record(file, project).view for one in loaded for file in project.results(one)]
-    return [run for view in views for gpu in gpus for run in runs_of(view, gpu)]
+    records = [read_record(file, project) for one in loaded for file in project.results(one)]
+    return [run for one in records for gpu in gpus for run in one.workload.runs(one.view, gpu, None)]
 
 
 def _kernels(archs: list[str]) -> Shown:

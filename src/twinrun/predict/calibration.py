@@ -25,6 +25,8 @@ from twinrun.predict.step import IDEAL, StepTime, Traits, step_time
 from twinrun.protocol.models.shape import ModelShape, ModelWork
 
 EFFECTS = Path(__file__).with_name("effects.csv")
+# The generation of software that this project's loops are.
+SOFTWARE = "twinrun-2026"
 # Of a step's time itself rather than of a rate: what is shared by runs of a model, by those of a layout, and
 # by nothing. Nobody else has them.
 TIME = "time"

@@ -14,7 +14,7 @@ from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.text import markdown_table, number, percent
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
-from twinrun.predict.calibration import basis
+from twinrun.predict.calibration import SOFTWARE, basis
 from twinrun.predict.parallel_layout import Recomputation, Shards
 from twinrun.predict.prediction import Prediction
 from twinrun.predict.request import LayoutSettings, machines_of, predict_at
@@ -27,7 +27,6 @@ from twinrun.workloads.tables_and_charts import ABSENT, Bar, Cell, Column, Table
 from twinrun.workloads.workload import CardRate, PictureContext, RecordView
 
 Mark = Literal["published", "measured", "predicted"]
-SOFTWARE = "twinrun-2026"
 DEVICES, GLOBAL_BATCH, PRECISION = 8, 512, "bf16"
 # Ways to train, the one that spares most first.
 WAYS: tuple[tuple[str, Shards, Recomputation], ...] = (

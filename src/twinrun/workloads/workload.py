@@ -15,6 +15,7 @@ from twinrun.manifests.published import Accepted
 from twinrun.manifests.recipe import LoadedRecipe, Tables
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Gpu
+from twinrun.predict.calibration import Run as TimedRun
 from twinrun.predict.prediction import PointPrediction
 from twinrun.protocol.allocation import Placement, PointId
 from twinrun.protocol.evaluation import DocumentsFile, PackageSource
@@ -498,6 +499,8 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
     """Return the measured numbers as tables."""
     overview: Callable[[Sequence[RecordView[PlanPart, PointPart]], PictureContext[Tables]], Overview]
     """Return the pictures of one record, or of all of a recipe."""
+    runs: Callable[[RecordView[PlanPart, PointPart], Gpu, float | None], tuple[TimedRun, ...]] = lambda *_: ()
+    """Return what predictions learn from a record on a GPU, and from bytes a second of a node if known."""
 
     def read_plan(self, part: Any) -> PlanPart:
         """Return what a file says of a plan as this workload's type; raises InputError."""

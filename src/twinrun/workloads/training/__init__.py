@@ -31,4 +31,5 @@ WORKLOAD = Workload(
     terms=terms.terms,
     show=report.show,
     overview=report.overview,
+    runs=report.runs,
 )

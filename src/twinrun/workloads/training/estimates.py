@@ -8,7 +8,7 @@ import math
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import GIB
-from twinrun.predict.calibration import basis
+from twinrun.predict.calibration import SOFTWARE, basis
 from twinrun.predict.memory import memory
 from twinrun.predict.parallel_layout import GIGABIT, Machines, ParallelLayout, Recomputation, Shards
 from twinrun.predict.prediction import PointPrediction, Prediction, kept, predict
@@ -22,8 +22,6 @@ from twinrun.workloads.workload import Hardware
 # 0.9997 and more did not.
 MOST_OF_MEMORY = 0.992
 MAX_ATTEMPTS = 6
-# The generation of software that this project's loops are.
-SOFTWARE = "twinrun-2026"
 # One core of a two-core machine reached 3e10 FLOP/s with the smoke model in fp32.
 CORE_FLOPS = 2.5e10
 # Bytes of a rank on a processor beside the model: interpreter, framework, and pages of their files.

@@ -8,7 +8,7 @@ from typing import Any
 from twinrun.foundation.text import number
 from twinrun.manifests.published import PublishedClaims
 from twinrun.manifests.vendor import Gpu
-from twinrun.predict.calibration import Run, Subject, basis
+from twinrun.predict.calibration import SOFTWARE, Run, Subject, basis
 from twinrun.predict.parallel_layout import Machines
 from twinrun.protocol.training import COMPOSER, PLAIN
 from twinrun.workloads.curve_charts import distance_in_words, parity_charts, series_chart
@@ -26,7 +26,7 @@ from twinrun.workloads.tables_and_charts import (
     text,
     word_columns,
 )
-from twinrun.workloads.training.estimates import SOFTWARE, parallel_layout
+from twinrun.workloads.training.estimates import parallel_layout
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
 from twinrun.workloads.training.numbers import VALIDATION
 from twinrun.workloads.training.points import trained
@@ -171,14 +171,10 @@ def _losses(record: TrainingRecord, published: PublishedClaims) -> Iterator[Char
             yield from parity_charts(parity(first, last), first, last, metric="loss", label=LOSS)
 
 
-def runs_of(record: TrainingRecord, gpu: Gpu, *, network: float | None = None) -> tuple[Run, ...]:
-    """Return the trainings of a record on `gpu`, for predictions to learn from.
-
-    Args:
-        network: bytes a second of a node, which records do not say; without it, runs of one node.
-    """
+def runs(record: TrainingRecord, gpu: Gpu, network: float | None) -> tuple[Run, ...]:
+    """Return the trainings of a record on `gpu`; without bytes a second of a node, those of one node."""
     plan, software, found = record.part, basis(SOFTWARE).software, list[Run]()
-    if not isinstance(plan, TrainingPlan) or record.gpu is None or record.gpu.id != gpu.id:
+    if record.gpu is None or record.gpu.id != gpu.id:
         return ()
     for point in record.points:
         part, place, time = point.part, point.planned, point.measurement("step-time")
