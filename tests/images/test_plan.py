@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import random
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -224,35 +222,6 @@ def test_a_package_without_a_wheel_is_built_of_its_source(
     entries = {"raw==1.0": tuple(sorted((digest(source.read_bytes()), digest(built))))}
     found = fetch_wheels(entries, lock="x.lock", wheelhouse=None, stack=stack, index=None, say=print)
     assert list(found.values()) == [digest(built)]
-
-
-# The archive, which the image's own Python writes
-
-
-def archive(*words: object) -> str:
-    command = [sys.executable, "-B", "images/archive.py", *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def test_a_root_file_system_is_copied_without_what_varies(tmp_path: Path) -> None:
-    kept = {"etc": None, "etc/passwd": b"root", "usr/link": "passwd", "var/lib/dpkg/status": b"ok"}
-    left_out = {"tmp/x": b"x", "etc/machine-id": b"1", "etc/passwd-": b"x", "var/log/apt.log": b"x"}
-    digests = []
-    for time in (1, 2):
-        with tarfile.open(tmp_path / "made.tar", "w") as tar:
-            for name, content in (kept | left_out).items():
-                entry = tarfile.TarInfo(f"./{name}")
-                entry.mtime = time
-                entry.type = tarfile.SYMTYPE if isinstance(content, str) else entry.type
-                entry.type = tarfile.DIRTYPE if content is None else entry.type
-                entry.linkname = content if isinstance(content, str) else ""
-                entry.size = len(content) if isinstance(content, bytes) else 0
-                tar.addfile(entry, io.BytesIO(content if isinstance(content, bytes) else b""))
-        digests.append(archive("root", tmp_path / "made.tar", tmp_path / "root.tar", 1_700_000_000))
-    assert digests == [digest((tmp_path / "root.tar").read_bytes())] * 2
-    with tarfile.open(tmp_path / "root.tar") as tar:
-        assert tar.getnames() == list(kept)
-        assert {member.mtime for member in tar} == {1_700_000_000}
 
 
 # Secrets
