@@ -152,8 +152,7 @@ def test_amds_code_scans_as_the_reference(backend: str, request: pytest.FixtureR
     back = request.node.callspec.params["backend"] != "gfx90a"
 
     def run(backend: str, dtype: torch.dtype) -> list[torch.Tensor]:
-        leaves = [x.to(dtype).requires_grad_(back) for x in given]
-        u, delta, A, B, C, D, z = leaves
+        leaves = u, delta, A, B, C, D, z = [x.to(dtype).requires_grad_(back) for x in given]
         out = selective_scan_fn(u, delta, A, B, C, D, z, delta_softplus=True, backend=backend)
         return [out.detach(), *(torch.autograd.grad(out, leaves, torch.ones_like(out)) if back else ())]
 

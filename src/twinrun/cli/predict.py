@@ -144,8 +144,8 @@ def _runs(project: Project, text: str, asked: Asked, machines: Machines, softwar
     if not path.is_dir() and path.suffix != ".json":
         return (run_of(text, asked, machines, basis(software).software),)
     record = read_record(path, project)
-    if found := record.workload.runs(record.view, gpu, machines.network):
-        return tuple(found)
+    if found := tuple(record.workload.runs(record.view, gpu, machines.network)):
+        return found
     allowed = f"a training on {gpu.name}; of several nodes with --network"
     raise InputError("the record has no such training", place="--measured", found=text, allowed=allowed)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, NamedTuple
 
@@ -499,7 +499,7 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
     """Return the measured numbers as tables."""
     overview: Callable[[Sequence[RecordView[PlanPart, PointPart]], PictureContext[Tables]], Overview]
     """Return the pictures of one record, or of all of a recipe."""
-    runs: Callable[[RecordView[PlanPart, PointPart], Gpu, float | None], tuple[TimedRun, ...]] = lambda *_: ()
+    runs: Callable[[RecordView[PlanPart, PointPart], Gpu, float | None], Iterable[TimedRun]] = lambda *_: ()
     """Return what predictions learn from a record on a GPU, and from bytes a second of a node if known."""
 
     def read_plan(self, part: Any) -> PlanPart:

@@ -171,12 +171,10 @@ def _losses(record: TrainingRecord, published: PublishedClaims) -> Iterator[Char
             yield from parity_charts(parity(first, last), first, last, metric="loss", label=LOSS)
 
 
-def runs(record: TrainingRecord, gpu: Gpu, network: float | None) -> tuple[Run, ...]:
-    """Return the trainings of a record on `gpu`; without bytes a second of a node, those of one node."""
-    plan, software, found = record.part, basis(SOFTWARE).software, list[Run]()
-    if record.gpu is None or record.gpu.id != gpu.id:
-        return ()
-    for point in record.points:
+def runs(record: TrainingRecord, gpu: Gpu, network: float | None) -> Iterator[Run]:
+    """Yield the trainings of a record on `gpu`; without bytes a second of a node, those of one node."""
+    plan, software = record.part, basis(SOFTWARE).software
+    for point in record.points if record.gpu and record.gpu.id == gpu.id else ():
         part, place, time = point.part, point.planned, point.measurement("step-time")
         training = trained(plan.training, part.layout)
         training = training.model_copy(update={"sharding": part.sharding or training.sharding})
@@ -184,5 +182,4 @@ def runs(record: TrainingRecord, gpu: Gpu, network: float | None) -> tuple[Run, 
             continue
         layout = parallel_layout(training, part.layout, microbatch=point.result.microbatch)
         machines = Machines(gpu, place.devices_per_node, place.nodes, network)
-        found.append(Run(Subject(part.shape or plan.shape, machines, layout, software), time.median))
-    return tuple(found)
+        yield Run(Subject(part.shape or plan.shape, machines, layout, software), time.median)
