@@ -31,7 +31,7 @@ HEADINGS = ("Purpose", "Command", "What is claimed", "Deviations", "What is miss
 # The software of publications that nobody can build whole any more, with the reason.
 PUBLISHED_STACKS = "docs/reference/images.md"
 # By these a rank reads the sensors of one vendor's GPUs; nothing computes with them.
-SENSORS = {"nvidia-ml-py"}
+SENSORS = {"nvidia-ml-py": ()}
 # Triton comes with PyTorch.
 FRAMEWORK = ("torch", "triton", "safetensors")
 # Records are committed for good; what is longer belongs beside them, by its digest. The longest that a recipe
@@ -82,9 +82,8 @@ def check_stacks(root: Path, loaded: LoadedRecipe) -> None:
     for vendor, stack in stacks.items():
         fits = stack.stack.vendor == vendor
         assert fits, f"{loaded.folder}/recipe.toml: {stack.stack.name} is not for {vendor}"
-    asked = [_requirements(root, stack) for stack in stacks.values()]
-    compared = [{name: pin for name, pin in one.items() if name not in SENSORS} for one in asked]
-    assert all(one == compared[0] for one in compared), f"{loaded.folder}: stacks differ in requirements.in"
+    asked = [_requirements(root, stack) | SENSORS for stack in stacks.values()]
+    assert all(one == asked[0] for one in asked), f"{loaded.folder}: stacks differ in requirements.in"
     table = root / PUBLISHED_STACKS
     listed = (
         re.findall(r"^\| `([^`]+)` \|", table.read_text("utf-8"), re.MULTILINE) if table.is_file() else []

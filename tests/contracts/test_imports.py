@@ -26,7 +26,6 @@ EXTRAS = {
 }
 # What a declared package hands out, or always brings, under another import name.
 PARTS = {
-    "scipy": {"numpy"},
     "cyclonedx_python_lib": {"cyclonedx", "packageurl"},
     "jinja2": {"markupsafe"},
     "pydantic": {"pydantic_core", "typing_extensions"},
