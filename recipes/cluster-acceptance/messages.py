@@ -48,7 +48,7 @@ def collective_function(job: ChecksJob) -> None:
     size, wrong, culprits = dist.get_world_size(), [], set[int]()
     for dtype in (torch.int32, torch.int64, torch.float32):
         for count in SIZES:
-            own = contribution(dist.get_rank(), count).to(device=device, dtype=dtype)
+            own = message(dist.get_rank(), count).to(device=device, dtype=dtype)
             parts = [torch.empty_like(own) for _ in range(size)]
             dist.all_gather(parts, own)
             expected = [pattern(rank, count).to(device=device, dtype=dtype) for rank in range(size)]
@@ -81,10 +81,5 @@ def pattern(rank: int, count: int) -> Any:
 
 
 def message(rank: int, count: int) -> Any:
-    """Return what a rank sends."""
-    return pattern(rank, count)
-
-
-def contribution(rank: int, count: int) -> Any:
-    """Return what a rank gives to a collective."""
+    """Return what a rank sends to another, or gives to a collective."""
     return pattern(rank, count)

@@ -135,12 +135,8 @@ class PipelineEngine(DeepSpeedEngine):
 
 
 def _not_saved(what: str) -> InputError:
-    return InputError(
-        "no checkpoint is made of this layout",
-        place="--checkpoint",
-        found=what,
-        allowed="layouts of data parallelism and ZeRO",
-    )
+    allowed = "layouts of data parallelism and ZeRO"
+    return InputError("no checkpoint of this layout", place="--checkpoint", found=what, allowed=allowed)
 
 
 def _initialize(job: TrainingJob, model: nn.Module, config: dict[str, Any]) -> tuple[Any, tuple[str, ...]]:
@@ -184,10 +180,8 @@ def _unrounded(model: nn.Module, job: TrainingJob) -> list[tuple[nn.Parameter, T
         return []
     # A device that needs offloading has no room for them: DeepSpeed would flatten its weights on the host,
     # which would then hold as much again.
-    offloaded = job.layout.offload != "none"
-    return [
-        (one, one.detach().to("cpu" if offloaded else one.device, copy=True)) for one in model.parameters()
-    ]
+    place = "cpu" if job.layout.offload != "none" else None
+    return [(one, one.detach().to(place or one.device, copy=True)) for one in model.parameters()]
 
 
 def _pipeline(model: Model, job: TrainingJob) -> PipelineModule:
@@ -199,12 +193,9 @@ def _pipeline(model: Model, job: TrainingJob) -> PipelineModule:
     if layout.tensor > 1:
         stages.split_tensors(model, _tensor_group(topology), rank=rank.number() % layout.tensor)
     first, last = _ends(model)
+    middle = stages.middle(model, recompute=job.training.activation_checkpointing is True)
     return PipelineModule(
-        layers=[
-            first,
-            *stages.middle(model, recompute=job.training.activation_checkpointing is True),
-            last,
-        ],
+        layers=[first, *middle, last],
         topology=topology,
         loss_fn=stages.loss,
         partition_method="uniform",

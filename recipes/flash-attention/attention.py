@@ -38,20 +38,10 @@ class AttentionCase:
         self.kv_heads, self.head_size = settings["kv_heads"] or self.heads, settings["head_size"]
         self.window, self.flex = settings["window"], bool(settings["flex"])
         rows = 1 if self.phases == ("decode",) else self.length
-        shapes = [
-            (rows, self.heads),
-            (self.length, self.kv_heads),
-            (self.length, self.kv_heads),
-            (rows, self.heads),
-        ]
+        queries, keys = (rows, self.heads), (self.length, self.kv_heads)
+        on = {"dtype": DTYPES[dtype], "device": session.device, "generator": session.generator}
         self.q, self.k, self.v, self.gradient = (
-            torch.randn(
-                (self.batch, one, heads, self.head_size),
-                dtype=DTYPES[dtype],
-                device=session.device,
-                generator=session.generator,
-            )
-            for one, heads in shapes
+            torch.randn((self.batch, *one, self.head_size), **on) for one in (queries, keys, keys, queries)
         )
         self.chosen = self._choose(session)
         self._expected = [self._exact(*one) for one in self.chosen]
@@ -95,9 +85,8 @@ class AttentionCase:
 
     def errors(self, function: Function) -> dict[str, dict[str, float]]:
         """Return by phase how far an implementation is from the reference, in memory that was poisoned."""
-        leaves = [
-            one.detach().requires_grad_("decode" not in self.phases) for one in (self.q, self.k, self.v)
-        ]
+        trained, inputs = "decode" not in self.phases, (self.q, self.k, self.v)
+        leaves = [one.detach().requires_grad_(trained) for one in inputs]
         with poisoned():
             out = function(*leaves)
             gradients = torch.autograd.grad(out, leaves, self.gradient) if out.requires_grad else ()
@@ -144,7 +133,5 @@ class AttentionCase:
 
     def _error(self, name: str, tensor: Tensor) -> float:
         group = self.heads // self.kv_heads if name in {"out", "q"} else 1
-        found = [
-            tensor[sequence, None, :, head * group : (head + 1) * group] for sequence, head in self.chosen
-        ]
+        found = [tensor[row, None, :, head * group : (head + 1) * group] for row, head in self.chosen]
         return distance(torch.cat(found), torch.cat([one[name] for one in self._expected]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,10 +22,8 @@ def baselines(one: AttentionCase, device: torch.device) -> tuple[list[Named], di
     """Return what runs here, and why the others do not."""
     found: list[Named] = []
     absent: dict[str, str] = {}
-    makers: dict[str, Callable[[AttentionCase], Function]] = {
-        name: _fused(kind) for name, kind in FUSED.items()
-    }
-    makers |= {"flex": flex_attention, "flash_attn": flash_attn}
+    fused = {name: partial(_fused, kind) for name, kind in FUSED.items()}
+    makers: dict[str, Callable[..., Function]] = {**fused, "flex": flex_attention, "flash_attn": flash_attn}
     for name, make in makers.items():
         try:
             function = make(one) if device.type == "cuda" else _refuse("it needs a GPU")
@@ -33,12 +32,8 @@ def baselines(one: AttentionCase, device: torch.device) -> tuple[list[Named], di
         except (ImportError, NotImplementedError, RuntimeError) as error:
             absent[name] = str(error).splitlines()[0][:200]
         else:
-            version = (
-                importlib.import_module("flash_attn").__version__
-                if name == "flash_attn"
-                else torch.__version__
-            )
-            found.append((function, name, str(version)))
+            package = importlib.import_module("flash_attn" if name == "flash_attn" else "torch")
+            found.append((function, name, str(package.__version__)))
     return found, absent
 
 
@@ -46,19 +41,16 @@ def _refuse(why: str) -> Function:
     raise NotImplementedError(why)
 
 
-def _fused(kind: SDPBackend) -> Callable[[AttentionCase], Function]:
-    def make(one: AttentionCase) -> Function:
-        if one.mask in {"window", "alibi"}:
-            return _refuse(f"it has no mask {one.mask}")
-        grouped, causal = one.kv_heads != one.heads, one.causal and one.q.shape[1] > 1
+def _fused(kind: SDPBackend, one: AttentionCase) -> Function:
+    if one.mask in {"window", "alibi"}:
+        return _refuse(f"it has no mask {one.mask}")
+    grouped, causal = one.kv_heads != one.heads, one.causal and one.q.shape[1] > 1
 
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            with sdpa_kernel(kind):
-                return _headed(F.scaled_dot_product_attention, q, k, v, is_causal=causal, enable_gqa=grouped)
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(kind):
+            return _headed(F.scaled_dot_product_attention, q, k, v, is_causal=causal, enable_gqa=grouped)
 
-        return call
-
-    return make
+    return call
 
 
 def flex_attention(one: AttentionCase) -> Function:

@@ -34,13 +34,13 @@ def bench(job: BenchJob) -> BenchResult:
 
 def check(settings: dict[str, Any]) -> None:
     """Raise InputError unless every option that lists names has names that there are."""
-    listed = {
+    known_by = {
         "dtypes": ALLOWED_ERRORS,
         "masks": attention.MASKS,
         "phases": attention.PHASES,
         "modes": CLOCKS,
     }
-    for option, known in listed.items():
+    for option, known in known_by.items():
         unknown = [name for name in settings[option] if name not in known]
         if unknown:
             raise InputError("unknown", place=f"--set options.{option}", found=unknown, allowed=list(known))

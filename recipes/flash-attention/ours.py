@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 
 import torch
@@ -26,11 +27,8 @@ def function(one: AttentionCase, backend: str) -> Function:
     if backend == "reference":
         return one.reference
     slopes, sides = one.slopes, (one.left, 0 if one.causal else -1)
-    if "decode" in one.phases:
-        return lambda q, k, v: twinrun_attention.flash_attn_with_kvcache(
-            q, k, v, window_size=sides, alibi_slopes=slopes
-        )
-    return lambda q, k, v: twinrun_attention.flash_attn_func(q, k, v, window_size=sides, alibi_slopes=slopes)
+    name = "flash_attn_with_kvcache" if "decode" in one.phases else "flash_attn_func"
+    return partial(getattr(twinrun_attention, name), window_size=sides, alibi_slopes=slopes)
 
 
 def name(backend: str) -> str:

@@ -14,7 +14,7 @@ from formats import FORMATS, quantised
 from torch import Tensor, nn
 
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.manifest import Frozen, validate
+from twinrun.foundation.manifest import Frozen
 
 
 class Settings(Frozen):
@@ -34,11 +34,6 @@ class Settings(Frozen):
     hadamard_size: int
     """Points of the transform, a power of two."""
     rounding: Literal["nearest", "stochastic"]
-
-
-def settings_of(given: dict[str, Any], *, place: str) -> Settings:
-    """Return the settings of a layout; raises InputError."""
-    return validate(given, Settings, place=place)
 
 
 class Quantiser:

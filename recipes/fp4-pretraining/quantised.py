@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
-from products import Quantiser, quantise, settings_of
+from products import Quantiser, Settings, quantise
 from torch import Tensor
 
 from twinrun.checkpoints.manifest import CheckpointManifest
 from twinrun.foundation.errors import InputError
+from twinrun.foundation.manifest import validate
 from twinrun.protocol.training import TrainingJob
 from twinrun.train import building, data_parallel, rank
 from twinrun.train.checkpoint.state import Parts
@@ -49,7 +50,7 @@ class QuantisedReplica(data_parallel.DdpReplica):
         job = self._job
         assert job.layout is not None
         place = f"recipe.toml:layouts.{job.point}.settings"
-        settings = settings_of(job.layout.settings, place=place)
+        settings = validate(job.layout.settings, Settings, place=place)
         self._quantiser = Quantiser(settings, seed=job.training.seed, rank=rank.number(), device=self._device)
         quantise(model.blocks, self._quantiser, tokens=job.microbatch * job.shape.sequence, place=place)
         self._quantiser.begin(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from functools import partial
 from typing import Any
 
 import conv
@@ -23,12 +22,7 @@ from twinrun.train.measure import copy_rate
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 ALLOWED_ERRORS = {"fp32": 1e-5, "fp16": 1e-3, "bf16": 5e-3}
-OPERATIONS = {
-    "scan": partial(scan.Scan, reference=ours.reference_scan),
-    "conv": conv.Conv,
-    "update": update.Update,
-    "ssd": ssd.Ssd,
-}
+OPERATIONS = {"scan": scan.Scan, "conv": conv.Conv, "update": update.Update, "ssd": ssd.Ssd}
 
 
 def bench(job: BenchJob) -> BenchResult:
@@ -75,22 +69,19 @@ def measure(session: Session, operation: Operation, dtype: str, backend: str) ->
 
 def beside(session: Session, operation: Operation) -> tuple[list[CheckedFunction], dict[str, str]]:
     """Return the baselines, upstream's and where asked for the eager one, and why one is absent."""
-    baselines, absent = upstreams(session, operation)
+    name, baselines, absent = upstream.implementation(operation.name), list[CheckedFunction](), {}
+    if session.device.type == "cpu":
+        absent[name] = "upstream's kernels need a GPU"
+    else:
+        try:
+            function = upstream.function(operation.name)
+        except ImportError as error:
+            absent[name] = f"cannot be imported: {error}"
+        else:
+            baselines.append(operation.check(function, name, upstream.package_version(operation.name)))
     if session.job.settings["eager"] and (eager := ours.EAGER.get(operation.name)):
         baselines.append(operation.check(eager, EAGER, torch.__version__))
     return baselines, absent
-
-
-def upstreams(session: Session, operation: Operation) -> tuple[list[CheckedFunction], dict[str, str]]:
-    """Return upstream's implementation, or why there is none."""
-    name = upstream.implementation(operation.name)
-    if session.device.type == "cpu":
-        return [], {name: "upstream's kernels need a GPU"}
-    try:
-        function = upstream.function(operation.name)
-    except ImportError as error:
-        return [], {name: f"cannot be imported: {error}"}
-    return [operation.check(function, name, upstream.package_version(operation.name))], {}
 
 
 def peak_rates(session: Session) -> list[PeakRate]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from operation import Operation, exact
+from ours import reference_conv
 from torch import Tensor
-from torch.nn.functional import pad, silu
 
 from twinrun.protocol.bench import COPY, Work
 from twinrun.train.bench import Session
@@ -37,7 +37,7 @@ class Conv(Operation):
 
         inputs = {"x": sequence(), **random_filter(channels, settings["width"], on)}
         super().__init__(inputs, sequence())
-        expected = exact(reference, self.inputs, self.gradient)
+        expected = exact(reference_conv, self.inputs, self.gradient)
         # All of the case is compared; fp32 rounds far less than is allowed.
         self.expected = {name: tensor.float() for name, tensor in expected.items()}
 
@@ -49,14 +49,6 @@ class Conv(Operation):
         copied = sequences * self.gradient.nbytes + nbytes(self.inputs, "weight", "bias")
         amounts = {COPY: copied, "fp32": elements * filters * width, "exp2": SPECIAL * elements}
         return Work(formula=f"conv-{counted}", amounts=amounts)
-
-
-def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the causal convolution with silu as a sum of shifted products."""
-    length, width = x.shape[-1], weight.shape[-1]
-    padded = pad(x, (width - 1, 0))
-    terms = (padded[..., lag : lag + length] * weight[:, lag, None] for lag in range(width))
-    return silu(sum(terms, bias[:, None]))
 
 
 def random_filter(channels: int, width: int, on: dict[str, Any]) -> dict[str, Tensor]:

@@ -9,14 +9,10 @@ import torch
 import twinrun_mamba
 from operation import Function
 from torch import Tensor
-from twinrun_mamba import (
-    causal_conv1d_fn,
-    causal_conv1d_update,
-    mamba_chunk_scan_combined,
-    selective_scan_fn,
-)
+from twinrun_mamba import causal_conv1d_fn, causal_conv1d_update, mamba_chunk_scan_combined, selective_scan_fn
 from twinrun_mamba.launch import describe
 from twinrun_mamba.reference import selective_scan
+from twinrun_mamba.reference_conv import conv_forward
 from twinrun_mamba.registry import ArchitectureError
 
 EMULATED = ("emulated-32", "emulated-64")
@@ -27,6 +23,11 @@ TRITON = "ssd"
 def reference_scan(**tensors: Tensor) -> Tensor:
     """Return the scan in plain torch, one step after the other."""
     return selective_scan(**tensors, softplus=True)[0]
+
+
+def reference_conv(**tensors: Tensor) -> Tensor:
+    """Return the convolution in plain torch, a product for each step of the filter."""
+    return conv_forward(**tensors, silu=True)[0]
 
 
 # By operation, what runs where there is no kernel: operations of torch, one after the other.

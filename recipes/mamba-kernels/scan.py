@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from operation import Function, Operation, exact, random_step_bias
+from operation import Operation, exact, random_step_bias
+from ours import reference_scan
 from torch import Tensor
 
 from twinrun.protocol.bench import COPY, Work
@@ -30,9 +31,7 @@ class Scan(Operation):
     name = "scan"
     title = "selective scan"
 
-    def __init__(
-        self, session: Session, settings: dict[str, Any], dtype: torch.dtype, reference: Function
-    ) -> None:
+    def __init__(self, session: Session, settings: dict[str, Any], dtype: torch.dtype) -> None:
         names = ("batch", "channels", "length", "states", "groups")
         self._batch, self._channels, self._length, self._states, self._groups = map(settings.get, names)
         inputs = self._random(session, dtype)
@@ -42,7 +41,7 @@ class Scan(Operation):
         self._channels_chosen = self._choose(session)
         self.chosen = (slice(None), self._channels_chosen)
         chosen = {name: self.compared(name, tensor) for name, tensor in self.inputs.items()}
-        self.expected = exact(reference, chosen, self.gradient[self.chosen])
+        self.expected = exact(reference_scan, chosen, self.gradient[self.chosen])
 
     def work(self, phase: str, mode: str) -> Work:
         """Return the least work of a phase: every tensor once through memory, states in registers."""

@@ -35,10 +35,8 @@ class Update(Operation):
         """Return the least work of a step: x and the state in, the output and the state out."""
         elements, width = self.inputs["x"].numel(), self.inputs["weight"].shape[1]
         copied = 2 * nbytes(self.inputs, "x", "conv_state") + nbytes(self.inputs, "weight", "bias")
-        return Work(
-            formula="conv-step",
-            amounts={COPY: copied, "fp32": elements * width, "exp2": SPECIAL * elements},
-        )
+        amounts = {COPY: copied, "fp32": elements * width, "exp2": SPECIAL * elements}
+        return Work(formula="conv-step", amounts=amounts)
 
     def distances(self, function: Function) -> dict[str, dict[str, float]]:
         """Return the relative distances of the output and of the state."""

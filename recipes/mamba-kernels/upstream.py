@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from operation import Function
@@ -33,11 +31,7 @@ def implementation(operation: str) -> str:
 
 
 def package_version(operation: str) -> str:
-    """Return the version of the package, as installed, else as its source says."""
-    package = implementation(operation)
+    """Return the version of the package; what is built in place has none."""
     with contextlib.suppress(PackageNotFoundError):
-        return version(package)
-    # Built in place it has no metadata, and importing it would need all that it requires.
-    spec = importlib.util.find_spec(package)
-    text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
-    return text.partition("__version__ = ")[2].partition("\n")[0].strip("\"' ") or "unknown"
+        return version(implementation(operation))
+    return "unknown"

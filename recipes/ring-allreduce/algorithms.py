@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 from links import Links
-from ring import IN_FLIGHT, Ring, bucket_size
+from ring import IN_FLIGHT, Ring, bucket_sizes
 from torch import Tensor
 
 Reduce = Callable[[Tensor], None]
@@ -53,18 +53,16 @@ def naive(links: Links, *, bucket_bytes: int | None = None) -> Reduce:
 
     def reduce(buffer: Tensor) -> None:
         flat = buffer.view(-1)
-        longest = bucket_bytes or bucket_size(buffer).longest_bytes
+        longest = bucket_bytes or bucket_sizes(buffer)[2]
         for bucket in flat.split(max(1, longest // flat.element_size())):
             if links.rank:
                 links.start(sends=[(bucket, 0)]).wait()
-            else:
-                rooms = [torch.empty_like(bucket) for _ in others]
-                links.start(receives=list(zip(rooms, others, strict=True))).wait()
-                for room in rooms:
-                    bucket.add_(room)
-            if links.rank:
                 links.start(receives=[(bucket, 0)]).wait()
-            else:
-                links.start(sends=[(bucket, other) for other in others]).wait()
+                continue
+            rooms = [torch.empty_like(bucket) for _ in others]
+            links.start(receives=list(zip(rooms, others, strict=True))).wait()
+            for room in rooms:
+                bucket.add_(room)
+            links.start(sends=[(bucket, other) for other in others]).wait()
 
     return reduce

@@ -34,9 +34,8 @@ def bench(job: BenchJob) -> BenchResult:
     settings: dict[str, Any] = job.settings
     reducers = chosen(settings, links)
     for dtype in settings["dtypes"]:
-        buffer = torch.empty(
-            settings["bytes"] // DTYPES[dtype].itemsize, dtype=DTYPES[dtype], device=session.device
-        )
+        kind = DTYPES[dtype]
+        buffer = torch.empty(settings["bytes"] // kind.itemsize, dtype=kind, device=session.device)
         library = checked(session, buffer, Reducer.of_library())
         for reducer in reducers:
             # Integers are summed, not compressed.

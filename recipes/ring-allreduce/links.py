@@ -27,26 +27,24 @@ class Transfer:
 
 
 class Links:
-    """Transfers to and from other ranks of a group; counts the bytes of both directions."""
+    """Transfers to and from other ranks; counts the bytes of both directions."""
 
-    def __init__(self, group: Any = None) -> None:
+    def __init__(self) -> None:
         joined = dist.is_initialized()
-        self._group = group
-        self.rank: int = dist.get_rank(group) if joined else 0
-        self.size: int = dist.get_world_size(group) if joined else 1
+        self.rank: int = dist.get_rank() if joined else 0
+        self.size: int = dist.get_world_size() if joined else 1
         self.reset()
 
     def reset(self) -> None:
         """Count from zero."""
-        self.sent_bytes = 0
-        self.received_bytes = 0
+        self.sent_bytes = self.received_bytes = 0
 
     def start(
         self, *, sends: Sequence[tuple[Tensor, int]] = (), receives: Sequence[tuple[Tensor, int]] = ()
     ) -> Transfer:
         """Begin transfers, each of a tensor and the rank at the other end; empty tensors are left out."""
         operations = [
-            dist.P2POp(function, tensor, self._peer(rank), group=self._group)
+            dist.P2POp(function, tensor, rank)
             for function, pairs in ((dist.isend, sends), (dist.irecv, receives))
             for tensor, rank in pairs
             if tensor.numel()
@@ -55,9 +53,6 @@ class Links:
         self.received_bytes += sum(tensor.nbytes for tensor, _ in receives)
         works = dist.batch_isend_irecv(operations) if operations else []
         return Transfer(works=works, tensors=[tensor for tensor, _ in (*sends, *receives)])
-
-    def _peer(self, rank: int) -> int:
-        return rank if self._group is None else dist.get_global_rank(self._group, rank)
 
     def busiest_bytes(self, device: torch.device) -> int:
         """Return the most bytes that any rank's link carried in one direction; every rank must call it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -16,8 +15,8 @@ BITS = 20
 
 def fill(buffer: Tensor, *, rank: int, seed: int) -> None:
     """Write the numbers of `rank` into `buffer`: normal ones, or integers of 20 bits."""
-    for start, part in _parts(buffer):
-        part.copy_(_numbers(start, part, rank=rank, seed=seed))
+    for place, part in enumerate(buffer.split(PIECE)):
+        part.copy_(_numbers(place * PIECE, part, rank=rank, seed=seed))
 
 
 def error(found: Tensor, *, ranks: int, seed: int) -> float:
@@ -26,8 +25,9 @@ def error(found: Tensor, *, ranks: int, seed: int) -> float:
     Relative, from the sum in float64, for floating-point numbers; for integers the share that differ.
     """
     apart = size = 0.0
-    for start, part in _parts(found):
-        of_ranks = (_numbers(start, part, rank=rank, seed=seed).to(part.dtype) for rank in range(ranks))
+    for place, part in enumerate(found.split(PIECE)):
+        numbers = (_numbers(place * PIECE, part, rank=rank, seed=seed) for rank in range(ranks))
+        of_ranks = (one.to(part.dtype) for one in numbers)
         if not part.is_floating_point():
             exact = sum(one.long() for one in of_ranks)
             apart += float((part.long() != exact).sum())
@@ -40,11 +40,6 @@ def error(found: Tensor, *, ranks: int, seed: int) -> float:
         return apart / max(size, 1)
     relative = math.sqrt(apart / size) if size else math.sqrt(apart)
     return relative if math.isfinite(relative) else math.inf
-
-
-def _parts(buffer: Tensor) -> Iterator[tuple[int, Tensor]]:
-    for place, part in enumerate(buffer.split(PIECE)):
-        yield place * PIECE, part
 
 
 def _numbers(start: int, like: Tensor, *, rank: int, seed: int) -> Tensor:

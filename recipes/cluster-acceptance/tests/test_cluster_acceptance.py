@@ -73,7 +73,7 @@ FAULTS = {
     "sum": (
         "collective-function",
         2,
-        "messages.contribution = lambda r, n: messages.pattern(r, n) + (RANK == 1)",
+        "messages.message = lambda r, n: messages.pattern(r, n) + (RANK == 1)",
     ),
     "weights": ("model-distribution", 3, "storage.received = lambda tensor: tensor + (RANK == 1)"),
     "loss": (

@@ -224,17 +224,6 @@ def test_upstream_that_is_installed_but_broken_says_why(
         upstream.function("conv")
 
 
-def test_the_version_of_upstream_built_in_place_is_read_from_its_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mamba_ssm").mkdir()
-    (tmp_path / "mamba_ssm/__init__.py").write_text('__version__ = "2.3.2.post1"\n\nimport nothing_like_it\n')
-    monkeypatch.syspath_prepend(str(tmp_path))
-    upstream = part("upstream")
-
-    assert upstream.package_version("scan") == "2.3.2.post1"
-
-
 def test_the_script_runs_by_itself(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(job_of(tmp_path, operations=("conv",)).model_dump_json())
     path = os.pathsep.join(map(str, (ROOT / "src", *PACKAGES)))

@@ -66,10 +66,8 @@ def build(objects: Path, *, sources: Path = SOURCES) -> ctypes.CDLL:
         shutil.copytree(sources, copy)
         emulator = (copy / "emulator.cpp").read_text(encoding="utf-8")
         for before, now in CHANGES.items():
-            if emulator.count(before) != 1:
-                raise targets.CompileError(
-                    f"emulator.cpp: {before!r} is there {emulator.count(before)} times"
-                )
+            if (count := emulator.count(before)) != 1:
+                raise targets.CompileError(f"emulator.cpp: {before!r} is there {count} times")
             emulator = emulator.replace(before, now)
         (copy / "emulator.cpp").write_text(emulator, encoding="utf-8")
         shutil.copy(Path(__file__).with_suffix(".cpp"), copy)
