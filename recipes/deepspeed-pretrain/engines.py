@@ -135,8 +135,8 @@ class PipelineEngine(DeepSpeedEngine):
 
 
 def _not_saved(what: str) -> InputError:
-    allowed = "layouts of data parallelism and ZeRO"
-    return InputError("no checkpoint of this layout", place="--checkpoint", found=what, allowed=allowed)
+    said, allowed = "no checkpoint is made of this layout", "layouts of data parallelism and ZeRO"
+    return InputError(said, place="--checkpoint", found=what, allowed=allowed)
 
 
 def _initialize(job: TrainingJob, model: nn.Module, config: dict[str, Any]) -> tuple[Any, tuple[str, ...]]:
