@@ -39,19 +39,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("gpu")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip, with the reason, what needs a GPU that is not there or takes minutes and was not asked for."""
-    here = [item for item in items if item.path.is_relative_to(HERE)]
-    reasons = {}
-    if not _sees_gpu():
-        reasons["gpu"] = "torch sees no GPU here"
-    if "slow" not in config.option.markexpr:
-        reasons["slow"] = "compiles every kernel, which takes minutes; pytest -m slow runs it"
-    for item in here:
-        for marker in reasons.keys() & set(item.keywords):
-            item.add_marker(pytest.mark.skip(reason=reasons[marker]))
-
-
 @pytest.fixture(autouse=HAS_TORCH)
 def poisoned_memory() -> Iterator[None]:
     """Fill with NaN whatever kernels should write."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -144,30 +142,6 @@ def test_registers_that_are_handed_on_must_be_there(small: Path, tmp_path: Path)
     words = "small_many_kernel is compiled with 0 registers, needs 80, as its LaunchSizes say"
     with pytest.raises(CompileError, match=words):
         compiler.build(["cpu"], sources=small, objects=tmp_path / "objects")
-
-
-def test_a_full_stop_leaves_what_was_there(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [*COMPILE, "--archs", "cpu", "--output", str(tmp_path)],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as run:
-        deadline = time.monotonic() + 60
-        while not any(tmp_path.glob("*/cpu/*")):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        # By now its compiler works, which takes many seconds.
-        time.sleep(0.5)
-        os.killpg(run.pid, signal.SIGINT)
-        _, errors = run.communicate(timeout=60)
-    assert run.returncode == 130, errors
-    assert errors.startswith(f"{tmp_path}: stopped; ")
-    assert "Traceback" not in errors
-    left = [path.name for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"]
-    assert all(name.startswith("kernels-") for name in left), left
 
 
 @pytest.mark.usefixtures("no_compiler")

@@ -244,11 +244,3 @@ def test_block_under_autocast() -> None:
             torch.testing.assert_close(found.float(), wanted, rtol=0.1, atol=0.3)
     gradients = torch.autograd.grad(found.sum(), tuple(arguments.values()))
     assert {gradient.dtype for gradient in gradients} == {torch.float32}
-
-
-def test_block_takes_b_and_c_of_its_own() -> None:
-    arguments = inner(torch.Generator().manual_seed(3))
-    own = {"B": torch.randn(6, 3, dtype=torch.float64), "C": torch.randn(2, 3, 11, dtype=torch.float64)}
-    found = mamba_inner_fn(**arguments, **own)
-    assert not torch.equal(found, mamba_inner_fn(**arguments))
-    assert found.shape == (2, 11, 5)

@@ -6,11 +6,15 @@ import math
 
 import pytest
 import torch
-from cases import CONV_OPTIONS, SCAN_OPTIONS, ConvCase, ScanCase, packed, results
+from cases import CONV_OPTIONS, SCAN_OPTIONS, Case, ConvCase, ScanCase, packed, results
 from torch import Tensor
 from twinrun_mamba import causal_conv1d_fn, reference, reference_conv, selective_scan_fn
 
 TOKENS = ("channel-first", "token-major")
+# All options, and each left out.
+LEFT_OUT = [
+    [options, *(options - {one} for one in sorted(options))] for options in (SCAN_OPTIONS, CONV_OPTIONS)
+]
 
 
 def normal(*shape: int) -> Tensor:
@@ -54,13 +58,18 @@ def test_scan_is_the_recurrence(index: bool) -> None:
     torch.testing.assert_close(state.flatten(), torch.tensor(last, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("layout", TOKENS)
-@pytest.mark.parametrize("missing", [None, *sorted(SCAN_OPTIONS)])
-def test_scan_gradients(missing: str | None, layout: str) -> None:
-    case = ScanCase(torch.float64, 2, 4, 5, 2, 2, SCAN_OPTIONS - {missing}, layout)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(ScanCase(torch.float64, 2, 4, 5, 2, 2, each, layout) for each in LEFT_OUT[0] for layout in TOKENS),
+        *(ConvCase(torch.float64, 2, 3, 7, 4, each) for each in LEFT_OUT[1]),
+    ],
+    ids=str,
+)
+def test_gradients(case: Case) -> None:
     generator = torch.Generator().manual_seed(1)
     inputs = {name: tensor.double().requires_grad_() for name, tensor in case.inputs(generator).items()}
-    index = packed(case, generator) if missing != "seq_idx" else None
+    index = packed(case, generator) if "seq_idx" in case.options else None
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(inputs, tensors, strict=True))
@@ -113,20 +122,6 @@ def test_convolution_is_that_of_torch(width: int, length: int) -> None:
     out, last = causal_conv1d_fn(x, weight, bias, None, before, True)
     torch.testing.assert_close(out, wanted)
     assert torch.equal(last, joined[..., length:])
-
-
-@pytest.mark.parametrize("missing", [None, *sorted(CONV_OPTIONS)])
-def test_convolution_gradients(missing: str | None) -> None:
-    case = ConvCase(torch.float64, 2, 3, 7, 4, CONV_OPTIONS - {missing})
-    generator = torch.Generator().manual_seed(5)
-    inputs = {name: tensor.double().requires_grad_() for name, tensor in case.inputs(generator).items()}
-    index = packed(case, generator) if missing != "seq_idx" else None
-
-    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(inputs, tensors, strict=True))
-        return tuple(case.call(given, backend="reference", seq_idx=index).values())
-
-    assert torch.autograd.gradcheck(run, tuple(inputs.values()))
 
 
 def test_convolution_of_packed_sequences_is_that_of_each() -> None:

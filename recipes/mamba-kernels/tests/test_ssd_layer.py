@@ -102,19 +102,12 @@ def test_a_layer_is_its_parts(options: dict[str, Any], before_gate: bool, packed
         ({"ngroups": 3}, "ngroups: found 3 for 4 heads, allowed a divisor of heads"),
         ({"conv1d_weight": torch.ones(97, 4)}, "conv1d_weight: found 97 channels, allowed inner 32"),
         ({"zxbcdt": torch.ones(2, 3, 133)}, "zxbcdt: found 133 columns, allowed inner 32, 96"),
-        ({"zxbcdt": torch.ones(2, 3, 130)}, "zxbcdt: found 130 columns"),
-        ({"zxbcdt": torch.ones(2, 132)}, r"zxbcdt: found 2 dimensions \(2, 132\), allowed 3"),
-        (
-            {"rmsnorm_weight": torch.ones(31)},
-            r"rmsnorm_weight: found shape \(31,\), allowed \(inner\) = \(32,\)",
-        ),
         ({"outproj_weight": None}, "outproj_bias: found a tensor without outproj_weight, allowed None"),
         (
             {"outproj_weight": torch.ones(6, 31)},
             r"outproj_weight: found shape \(6, 31\), allowed \(outputs, outer",
         ),
         ({"activation": "gelu"}, "activation: found 'gelu', allowed None, 'silu', 'swish'"),
-        ({"chunk_size": 24}, "chunk_size: found 24, allowed 16"),
     ],
     ids=lambda given: ", ".join(given) if isinstance(given, dict) else "",
 )
@@ -176,13 +169,10 @@ def test_a_step_without_heads_is_mamba_1s() -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"B": torch.ones(3, 3, 16)}, "B: found 3 groups for 4 heads"),
         ({"C": torch.ones(3, 1, 16)}, r"C: found shape \(3, 1, 16\), allowed \(batch, groups, states\)"),
         ({"state": torch.ones(3, 4, 8, 15)}, r"state: found shape \(3, 4, 8, 15\), allowed \(batch, heads"),
         ({"state": torch.ones(3, 8, 4, 16).transpose(1, 2)}, "state: found strides"),
         ({"D": torch.ones(4)}, r"D: found 1 dimensions \(4,\), allowed 2 dimensions"),
-        ({"dt": torch.ones(3, 4, 7)}, r"dt: found shape \(3, 4, 7\)"),
-        ({"x": torch.ones(3, 4, 8, dtype=torch.int32)}, "x: found torch.int32"),
         ({"state_batch_indices": torch.ones(3)}, "state_batch_indices: found a tensor, allowed None"),
     ],
     ids=lambda given: ", ".join(given) if isinstance(given, dict) else "",
