@@ -82,12 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"this machine has no GPU that this process may use: {machine.probe}\nhint: invoke doctor")
         return MachineError.exit_code
     known = sorted(path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("recipes/*/recipe.toml"))
-    options = [
-        text
-        for name in ("stack", "engine")
-        if (value := getattr(given, name))
-        for text in (f"--{name}", value)
-    ]
+    engine = ("--engine", given.engine) if given.engine else ()
+    options = (*(("--stack", given.stack) if given.stack else ()), *engine)
     runs = {
         one: ("run", one, "--scale", "node", "--json", "--yes", *options) for one in given.recipe or known
     }
@@ -100,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if taken else max(plan["exit_code"] for plan in plans.values())
     steps = [perform((*INVOKE, "doctor", "--json"), PREPARING), perform(TESTS, PREPARING)]
     for stack in dict.fromkeys(plans[one]["printed"]["plan"]["stack"] for one in taken):
-        steps.append(perform((*INVOKE, "doctor", "--stack", stack, "--json"), PREPARING))
+        steps.append(perform((*INVOKE, "doctor", "--stack", stack, *engine, "--json"), PREPARING))
     done = {one: perform((*INVOKE, *runs[one]), given.minutes) for one in taken}
     records = [step["printed"]["record"] for step in done.values() if "record" in step["printed"]]
     hosts = [json.loads(Path(one).read_text())["allocation"]["nodes"] for one in records]

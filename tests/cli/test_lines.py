@@ -328,12 +328,6 @@ def test_a_manifest_is_named_by_file_and_place(
 
 
 LAYOUT_CHANGES: dict[str, tuple[str, dict[str, str], int, list[str]]] = {
-    "stage with pipeline": (
-        "pp2",
-        {"pp2 = { pipeline = 2, zero = 1": "pp2 = { pipeline = 2, zero = 2"},
-        2,
-        ["recipe.toml:layouts.pp2.zero", "ZeRO-2 and 3 split", "found: 2", "allowed: 0 or 1"],
-    ),
     "no disk": (
         "zero-3-offload",
         {OFFLOAD: f'{OFFLOAD}, storage = "/absent/disk"'},
@@ -416,7 +410,7 @@ def test_no_network_and_no_environment(root: Path, tmp_path: Path) -> None:
     assert "see to the network" in message
     assert not [path for path in (tmp_path / "cache" / "environments").iterdir() if path.is_dir()]
     (run,) = (root / "runs" / "mpt7b-scaling").iterdir()
-    assert {path.name for path in run.iterdir()} == {".lock", "plan.json"}
+    assert {path.name for path in run.iterdir()} == {".lock", "plan.json", "sources", "sources.json"}
 
 
 def test_a_run_folder_that_cannot_be_made(untouched: Path, tmp_path: Path) -> None:
