@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="needs the packages of a stack")
 import torch
 
 from tests.train.small import bench_job, launch
-from twinrun.foundation.errors import RunError
+from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.bench import BenchJob, BenchResult, CallLine, Work
 from twinrun.train import rank
@@ -134,7 +134,7 @@ def test_a_call_is_named_after_its_labels_and_has_all_of_them(tmp_path: Path) ->
 def test_labels_that_the_recipe_does_not_declare_are_refused(
     tmp_path: Path, labels: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(RunError, match=message) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         measure(Session(job_of(tmp_path)), labels=labels)
     assert caught.value.allowed
 
