@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from twinrun.parity.answer import CurveAnswer, by_pairs, judge_logs
+from twinrun.parity.answer import by_pairs, judge_logs
 from twinrun.parity.logs import LoggedCurve, LossStep, curve_of
 from twinrun.parity.population import population
 
@@ -48,7 +48,7 @@ def noisy(seed: int, *, growth: float = 1e-7, steps: int = 150) -> list[float]:
 CONTROLS = [log(noisy(100 + number)) for number in range(8)]
 
 
-def judged(values: list[float], **options: Any) -> CurveAnswer:
+def judged(values: list[float], **options: Any) -> Any:
     return judge_logs(log(noisy(1)), log(values, name="other"), **{"controls": CONTROLS} | options)
 
 
