@@ -128,10 +128,10 @@ def test_a_run_is_learned_from_as_a_line_and_as_a_log(tmp_path: Path) -> None:
 
 def test_a_record_of_the_same_gpu_is_learned_from() -> None:
     record = training_record({"nodes=1": 83.0}, gpu="mi250")
-    (run,) = record.workload.runs(record.view, GPUS["mi250"], None)
+    (run,) = record.runs(GPUS["mi250"])
     assert run.seconds == record.points[0].measurement("step-time").median  # type: ignore[union-attr]
     assert run.subject.machines.devices == record.points[0].devices
-    assert not [*record.workload.runs(record.view, GPUS["h200"], None)]
+    assert not record.runs(GPUS["h200"])
 
 
 @pytest.mark.parametrize("name", ["megatron-2025", "torchtitan-2025", "twinrun-2026", "foundry-2023-10"])

@@ -92,7 +92,7 @@ def predict(
     place["network"] = network
     first = machines_of(gpus[0], nodes=1, **place)
     runs = [one for text in measured for one in _runs(project, text, asked, first, software)]
-    rests = basis(software, [*runs, *_committed(project, gpus, software)])
+    rests = basis(software, runs + (_committed(project, gpus) if software == SOFTWARE else []))
     untold = [] if devices_per_node or not of_model else [f"{DEVICES} devices a node"]
     taken = ", ".join([*asked.silent, *untold])
     said = [*asked.said, *([f"Defaults taken: {taken}."] if taken else [])]
@@ -143,20 +143,17 @@ def _runs(project: Project, text: str, asked: Asked, machines: Machines, softwar
     path, gpu = Path(text), machines.gpu
     if not path.is_dir() and path.suffix != ".json":
         return (run_of(text, asked, machines, basis(software).software),)
-    record = read_record(path, project)
-    if found := tuple(record.workload.runs(record.view, gpu, machines.network)):
+    if found := read_record(path, project).runs(gpu, machines.network):
         return found
     allowed = f"a training on {gpu.name}; of several nodes with --network"
     raise InputError("the record has no such training", place="--measured", found=text, allowed=allowed)
 
 
-def _committed(project: Project, gpus: list[Gpu], software: str) -> list[Run]:
-    """Return the committed trainings on any of the GPUs, where the question is of this project's software."""
-    if software != SOFTWARE:
-        return []
+def _committed(project: Project, gpus: list[Gpu]) -> list[Run]:
+    """Return the committed trainings on any of the GPUs, all of this project's software."""
     loaded = (project.recipe(name) for name in project.recipe_names)
     records = [read_record(file, project) for one in loaded for file in project.results(one)]
-    return [run for one in records for gpu in gpus for run in one.workload.runs(one.view, gpu, None)]
+    return [run for one in records for gpu in gpus for run in one.runs(gpu)]
 
 
 def _kernels(archs: list[str]) -> Shown:

@@ -13,6 +13,7 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.planning.configuration import differences_of_plan
 from twinrun.planning.plan import Plan
 from twinrun.planning.project import Project
+from twinrun.predict.calibration import Run
 from twinrun.protocol.allocation import NodeDevice, NodeReport
 from twinrun.results.record import SENT_IN, Environment, Record
 from twinrun.results.verdicts import Verdict
@@ -104,6 +105,11 @@ class Judged:
     def known(self) -> dict[object, dict[str, Difference]]:
         """What claims have found out of its configuration, for the next that asks it."""
         return {}
+
+    def runs(self, gpu: Gpu, network: float | None = None) -> tuple[Run, ...]:
+        """Return its trainings on `gpu`; without bytes a second of a node, those of one node."""
+        points = self.points if self.gpu and self.gpu.id == gpu.id else ()
+        return tuple(run for one in points if (run := self.terms(one).timed(gpu, network)))
 
     def terms(self, point: MeasuredPoint) -> ComparisonTerms:
         """Return what a point is compared by."""

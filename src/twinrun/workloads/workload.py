@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, NamedTuple
 
@@ -401,6 +401,8 @@ class ComparisonTerms:
     """What may change its numbers, by name."""
     curves: Mapping[str, ControlledCurve] = field(default_factory=dict)
     """Curves by metric, each with all that decides it."""
+    timed: Callable[[Gpu, float | None], TimedRun | None] = lambda *_: None
+    """Return what predictions learn from it on a GPU, where a node sends so many bytes a second, if known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -499,8 +501,6 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
     """Return the measured numbers as tables."""
     overview: Callable[[Sequence[RecordView[PlanPart, PointPart]], PictureContext[Tables]], Overview]
     """Return the pictures of one record, or of all of a recipe."""
-    runs: Callable[[RecordView[PlanPart, PointPart], Gpu, float | None], Iterable[TimedRun]] = lambda *_: ()
-    """Return what predictions learn from a record on a GPU, and from bytes a second of a node if known."""
 
     def read_plan(self, part: Any) -> PlanPart:
         """Return what a file says of a plan as this workload's type; raises InputError."""

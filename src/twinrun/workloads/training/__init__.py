@@ -31,5 +31,4 @@ WORKLOAD = Workload(
     terms=terms.terms,
     show=report.show,
     overview=report.overview,
-    runs=report.runs,
 )

@@ -7,10 +7,6 @@ from typing import Any
 
 from twinrun.foundation.text import number
 from twinrun.manifests.published import PublishedClaims
-from twinrun.manifests.vendor import Gpu
-from twinrun.predict.calibration import SOFTWARE, Run, Subject, basis
-from twinrun.predict.parallel_layout import Machines
-from twinrun.protocol.training import COMPOSER, PLAIN
 from twinrun.workloads.curve_charts import distance_in_words, parity_charts, series_chart
 from twinrun.workloads.curve_distance import parity, values_of
 from twinrun.workloads.tables_and_charts import (
@@ -26,10 +22,8 @@ from twinrun.workloads.tables_and_charts import (
     text,
     word_columns,
 )
-from twinrun.workloads.training.estimates import parallel_layout
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
 from twinrun.workloads.training.numbers import VALIDATION
-from twinrun.workloads.training.points import trained
 from twinrun.workloads.training.rates import published_curves, rates
 from twinrun.workloads.training.terms import loss_of
 from twinrun.workloads.workload import Overview, PictureContext, RecordView, whole
@@ -169,17 +163,3 @@ def _losses(record: TrainingRecord, published: PublishedClaims) -> Iterator[Char
         first, last = (loss_of(record.part, point) for point in (points[0], points[-1]))
         if first and last:
             yield from parity_charts(parity(first, last), first, last, metric="loss", label=LOSS)
-
-
-def runs(record: TrainingRecord, gpu: Gpu, network: float | None) -> Iterator[Run]:
-    """Yield the trainings of a record on `gpu`; without bytes a second of a node, those of one node."""
-    plan, software = record.part, basis(SOFTWARE).software
-    for point in record.points if record.gpu and record.gpu.id == gpu.id else ():
-        part, place, time = point.part, point.planned, point.measurement("step-time")
-        training = trained(plan.training, part.layout)
-        training = training.model_copy(update={"sharding": part.sharding or training.sharding})
-        if time is None or training.trainer not in (COMPOSER, PLAIN) or (place.nodes > 1 and not network):
-            continue
-        layout = parallel_layout(training, part.layout, microbatch=point.result.microbatch)
-        machines = Machines(gpu, place.devices_per_node, place.nodes, network)
-        yield Run(Subject(part.shape or plan.shape, machines, layout, software), time.median)

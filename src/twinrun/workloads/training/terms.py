@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
+from twinrun.manifests.vendor import Gpu
+from twinrun.predict.calibration import SOFTWARE, Run, Subject, basis
+from twinrun.predict.parallel_layout import Machines
 from twinrun.protocol.models import AnyShape
-from twinrun.protocol.training import DataSource, Optimizer, Training
+from twinrun.protocol.training import COMPOSER, PLAIN, DataSource, Optimizer, Training
 from twinrun.workloads.curve_distance import ORDER
 from twinrun.workloads.settings import Fingerprint, Value, factor, flat, flat_fields
+from twinrun.workloads.training.estimates import parallel_layout
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
 from twinrun.workloads.training.numbers import CONTROL
+from twinrun.workloads.training.points import trained
 from twinrun.workloads.workload import ComparisonTerms, ControlledCurve, MeasuredPoint
 
 # The built-in corpus has these in place of a repository and a tokenizer.
@@ -142,7 +148,20 @@ def terms(part: TrainingPlan, point: MeasuredPoint[TrainingPoint]) -> Comparison
     return ComparisonTerms(
         settings={"model": settings.pop("training.model"), **settings},
         curves={"loss": losses} if losses else {},
+        timed=partial(_run, part, point),
     )
+
+
+def _run(plan: TrainingPlan, one: MeasuredPoint[TrainingPoint], gpu: Gpu, speed: float | None) -> Run | None:
+    """Return a point as a prediction learns from it; None of nodes whose network has no known speed."""
+    part, place, time = one.part, one.planned, one.measurement("step-time")
+    training = trained(plan.training, part.layout)
+    training = training.model_copy(update={"sharding": part.sharding or training.sharding})
+    if time is None or training.trainer not in (COMPOSER, PLAIN) or (place.nodes > 1 and not speed):
+        return None
+    layout = parallel_layout(training, part.layout, microbatch=one.result.microbatch)
+    machines = Machines(gpu, place.devices_per_node, place.nodes, speed)
+    return Run(Subject(part.shape or plan.shape, machines, layout, basis(SOFTWARE).software), time.median)
 
 
 def loss_of(part: TrainingPlan, point: MeasuredPoint[TrainingPoint]) -> ControlledCurve | None:
