@@ -394,6 +394,7 @@ def test_a_lock_that_does_not_belong_to_its_requirements(root: Path) -> None:
     assert "hint: run `invoke lock --stack cpu`" in message
 
 
+@pytest.mark.needs("docker")
 def test_an_image_that_no_engine_has(root: Path) -> None:
     message = error_message(invoke(root, "run", RECIPE, "--vendor", "cpu", "--engine", "docker"), 3)
     assert "no.sock: the docker daemon does not answer" in message
