@@ -221,18 +221,8 @@ def test_invoke_as_it_comes_has_the_same_commands() -> None:
     helped = with_invoke("run", "--help")
     assert "Run a published experiment and judge its claims." in helped.stdout
     assert "--checkpoint" in helped.stdout
-    plan: tuple[str, ...] = (
-        "run",
-        RECIPE,
-        "--vendor=cpu",
-        "--engine",
-        "host",
-        "--scale",
-        "smoke",
-        "--set",
-        "steps=30",
-    )
-    plan += ("--set", "warmup_steps=2", "--dry", "--json")
+    options = "--engine host --scale smoke --set steps=30 --set warmup_steps=2 --dry --json"
+    plan = ("run", RECIPE, "--vendor=cpu", *options.split())
     ours, theirs = invoke(ROOT, *plan), with_invoke(*plan)
     assert (theirs.returncode, theirs.stdout) == (0, ours.stdout)
     wrong = with_invoke("run", RECIPE, "--scale", "smok")
