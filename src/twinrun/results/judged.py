@@ -93,8 +93,7 @@ class Judged:
     @cached_property
     def whole(self) -> tuple[MeasuredPoint, ...]:
         """The points whose curve reaches to the end of the run, undisturbed ones first."""
-        points = self.description.points
-        return whole(self.points, lambda one: points[one.id].leg)
+        return whole(self.points, lambda one: self.description.points[one.id].leg)
 
     @cached_property
     def differences(self) -> tuple[Difference, ...]:

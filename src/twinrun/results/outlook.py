@@ -52,9 +52,8 @@ def planned(plan: Plan, project: Project) -> Judged:
         result = Result(point=point.id, device_name=name, libraries={})
         points.append(MeasuredPoint(planned=point, sent=PointRecord(id=point.id, hosts=(), result=result)))
     nodes = Allocation(scheduler=plan.scheduler, nodes=("a node",))
-    known: dict[str, Any] = {"plan": plan, "allocation": nodes, "points": ()}
     return Judged(
-        record=Record.model_construct(**known),
+        record=Record.model_construct(**dict[str, Any](plan=plan, allocation=nodes, points=())),
         project=project,
         recipe=project.recipe(plan.recipe),
         workload=load_workload(plan.workload),
