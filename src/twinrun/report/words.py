@@ -144,9 +144,10 @@ def _smoke(place: str, record: Judged) -> str:
 def _checked(record: Judged) -> Iterator[str]:
     """Yield how many checks passed, which failed, and how many results are as right as is allowed."""
     checks = [one for point in record.points for one in point.checks]
-    if checks:
-        passed = sum(one.outcome == "pass" for one in checks)
-        yield f"{passed} of {plural(len(checks), 'check')} {'passes' if passed == 1 else 'pass'}"
+    # A check may have an outcome for each device: it passes where all of them do.
+    if names := {one.id for one in checks}:
+        passed = len(names - {one.id for one in checks if one.outcome != "pass"})
+        yield f"{passed} of {plural(len(names), 'check')} {'passes' if passed == 1 else 'pass'}"
         if failed := dict.fromkeys(one.id for one in checks if one.outcome == "fail"):
             yield f"{', '.join(failed)} {'fails' if len(failed) == 1 else 'fail'}"
     # Ours alone: an implementation beside it is somebody else's.
