@@ -33,8 +33,7 @@ def written(folder: Path, text: str, name: str = "run.log") -> Path:
 # Lines as programs print them, with the step and the loss left open; a bar writes over itself.
 LINES = {
     "NeMo's bar": "Epoch 0:  4%|4 | {step}/9 [0:09, reduced_train_loss={loss}, global_step={step}.0]\r",
-    "NeMo's printer": "Training epoch 0, iteration {step}/99 | lr: 3e-7 | global_step: {step} |"
-    " reduced_train_loss: {loss} | train_step_timing in s: 9.1\n",
+    "NeMo's printer": "Training epoch 0, iteration {step}/99 | lr: 3e-7 | reduced_train_loss: {loss} | x\n",
     "GPT-NeoX": " samples/sec: 9.1 | iteration {step:8}/  320000 | elapsed time per iteration (ms): 9.1 |"
     " lm_loss: {loss} | loss scale: 4096.0 |\n",
     "nanotron": "iteration: {step} / 100 | consumed_tokens: 1.05M | lm_loss: {loss} | lr: 3e-4\n",

@@ -181,12 +181,11 @@ def _answer(met: AlignedCurves, held: Sequence[Held]) -> CurveAnswer:
             update={"as_far": least.as_far}
         )
     far = max(beyond, key=lambda one: one.value / one.limit)
-    step, at = _onset(met, beyond)
+    step, within = _onset(met, beyond), _within(met, far)
     if far.figure == "apart":
-        what = f"{far.value:.2g} apart at step {at}"
+        what = f"{far.value:.2g} apart at step {max(within, key=within.__getitem__)}"
     else:
-        end = min(far.window, met.steps[-1])
-        what = f"{far.value:.2g} apart in the mean of steps {far.window // 2 + 1} to {end}"
+        what = f"{far.value:.2g} apart in the mean of steps {min(within)} to {max(within)}"
     return CurveAnswer(
         outcome="differ",
         sentence=f"They differ from step {step} on: {what}; {far.said}.",
@@ -196,17 +195,21 @@ def _answer(met: AlignedCurves, held: Sequence[Held]) -> CurveAnswer:
     )
 
 
-def _onset(met: AlignedCurves, beyond: Sequence[Held]) -> tuple[int, int]:
-    """Return the first step that is farther apart than rounding reaches, and the step of the largest."""
-    apart = [abs(one) for one in signed_distances(met.a, met.b)]
-    limits = {one.window: one.limit for one in beyond if one.figure == "apart"}
-    farthest = met.steps[max(range(len(apart)), key=apart.__getitem__)]
-    for window, limit in sorted(limits.items()):
-        for step, one in zip(met.steps, apart, strict=True):
-            if step <= window and one > limit:
-                return step, farthest
-    half = min(beyond, key=lambda one: one.window).window // 2
-    return next(step for step in met.steps if step > half), farthest
+def _within(met: AlignedCurves, held: Held) -> dict[int, float]:
+    """Return the differences that a figure is of, by step; windows count the steps of a log from 1."""
+    first = held.window // 2 if held.figure == "drift" else 0
+    apart = map(abs, signed_distances(met.a, met.b))
+    count = 1 - min(met.steps[0], 1)
+    return {
+        step: one for step, one in zip(met.steps, apart, strict=True) if first < step + count <= held.window
+    }
+
+
+def _onset(met: AlignedCurves, beyond: Sequence[Held]) -> int:
+    """Return the first step farther apart than rounding reaches; of a drift alone, where its half begins."""
+    first = min(beyond, key=lambda one: (one.figure != "apart", one.window))
+    least = first.limit if first.figure == "apart" else -1.0
+    return next(step for step, one in _within(met, first).items() if one > least)
 
 
 def _by_controls(met: AlignedCurves) -> list[Held]:

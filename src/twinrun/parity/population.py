@@ -14,8 +14,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-WINDOWS = (1, 3, 10, 20, 50, 100, 200, 500, 1000)
-"""A pair is described over its first steps up to each of these."""
+WINDOWS = (1, 3, 10, 20, *(first * 10**power for power in range(1, 9) for first in (5, 10, 20)))
+"""A pair is described over its first steps up to each of these; no log is longer than the last."""
 # Fewer pairs than this say nothing of a chance of one in a hundred.
 LEAST_PAIRS = 60
 # Before anything was learned a loss shows the rounding of its precision, to such a factor.
@@ -81,7 +81,7 @@ def population() -> tuple[CleanPair, ...]:
 
 
 def _read(row: dict[str, str], name: str) -> tuple[float, ...]:
-    cells = (row[f"{name} {end}"] for end in WINDOWS)
+    cells = (row.get(f"{name} {end}", "-") for end in WINDOWS)
     return tuple(float(cell or "nan") for cell in takewhile(lambda cell: cell != "-", cells))
 
 
