@@ -272,8 +272,8 @@ def by_pairs(
             else:
                 limit = max(limit, limits.get(place, coarse) / 10)
             said = f"rounding did as much in {as_far} of {plural(len(values), 'clean pair')}"
-            counted = as_far, len(values)
-            usual = as_far >= _USUAL * len(values)
+            said = "the logs round as much" if value <= hidden else said
+            usual, counted = as_far >= _USUAL * len(values), (as_far, len(values))
             found.append(Held(WINDOWS[place], figure, value, limit, usual, said, as_far=counted))
     return found
 
