@@ -47,7 +47,7 @@ class TensorReader:
         import numpy as np  # noqa: PLC0415
 
         step, tensor = self._manifest.step, self._manifest.tensors[name]
-        whole = np.empty(tensor.shape, f"u{ITEM_BYTES[tensor.dtype]}")
+        whole: np.ndarray[Any, Any] = np.empty(tensor.shape, f"u{ITEM_BYTES[tensor.dtype]}")
         for number in tensor.numbers():
             stored, part = self._manifest.parts[number], self._parts[number]
             place = self._store.file(step, stored.file)
