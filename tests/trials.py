@@ -62,6 +62,13 @@ HICCUPS = Trials(
     nightly=500,
     seed=27,
 )
+CHANGED_SOURCES = Trials(
+    fault="code, a native library or a package changed before, during or between the points, undone or not",
+    promise="the record names it, or what ran is what its commit has",
+    change=12,
+    nightly=200,
+    seed=28,
+)
 PICKLES = Trials(
     fault="a pickle in place of each file that a run loads",
     promise="not executed",
@@ -85,5 +92,6 @@ ALL = (
     DAMAGED_DATA,
     FULL_DISK,
     HICCUPS,
+    CHANGED_SOURCES,
     PICKLES,
 )

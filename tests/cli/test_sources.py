@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -14,7 +15,10 @@ from tests.cli.flow_sites import RECIPE, FlowSite
 from tests.cli.played_ranks import Job
 from tests.commands import ROOT
 from tests.execution.fake_engine import Play
+from tests.trials import CHANGED_SOURCES
 from twinrun.foundation.errors import InputError, RunInterruptedError
+from twinrun.foundation.files import sha256_of_bytes
+from twinrun.protocol.allocation import LoadedFiles
 
 MODULE, OWN = Path("src/twinrun/train/loop.py"), Path("recipes", RECIPE, "own.py")
 
@@ -125,6 +129,56 @@ def test_an_edit_of_the_copy_is_named_and_doubted(repository: FlowSite) -> None:
     repository.invoke()
     assert repository.record().record.revision.changed == (str(MODULE),)
     assert f"sources were edited while they ran: {MODULE}" in repository.record().doubts
+
+
+@pytest.mark.parametrize(
+    ("count", "seed"),
+    [
+        pytest.param(CHANGED_SOURCES.change, CHANGED_SOURCES.seed, id="day"),
+        pytest.param(CHANGED_SOURCES.nightly, 29, id="night", marks=pytest.mark.trials),
+    ],
+)
+def test_a_change_is_named_wherever_it_falls(repository: FlowSite, count: int, seed: int) -> None:
+    root, library = repository.root, repository.root.parent / "package.so"
+    chance = random.Random(seed)
+    for trial in range(count):
+        for flag in ("--no-assume-unchanged", "--no-skip-worktree"):
+            git(root, "update-index", flag, str(MODULE))
+        # Of another content and the same size and second git may think that it is as it was.
+        (root / MODULE).unlink(missing_ok=True)
+        git(root, "reset", "-q", "--hard")
+        git(root, "clean", "-qfdx")
+        write("1", library)(root)
+        repository.out = root.parent / f"runs-{trial}"
+        plays = dict.fromkeys(f"devices={number}" for number in (1, 2))
+        moment = chance.choice(["never", "before", "before and undone", "copy", "checkout", "package"])
+        where, (what, plant) = chance.choice(list(plays)), chance.choice(list(SEEN.items()))
+        if "before" in moment:
+            plant(root)
+
+        def played(job: Job, moment: str = moment, where: str = where) -> Play:
+            (folder,) = repository.folders()
+            if job["point"] == where and moment == "before and undone":
+                (root / MODULE).write_text("RATE = 1\n", encoding="utf-8")
+            if job["point"] == where and moment in ("copy", "checkout"):
+                changed = folder / "sources" / MODULE if moment == "copy" else root / MODULE
+                changed.write_text("RATE = 2\n", encoding="utf-8")
+            if job["point"] == where and moment == "package":
+                library.write_text("2", encoding="utf-8")
+            given = {str(library): sha256_of_bytes(library.read_bytes())}
+            written = (str(library),) if moment == "package" and job["point"] == where else ()
+            loaded = LoadedFiles(host="node-0", began=1.0, ended=2.0, files=given, written=written)
+            file = folder / "points" / job["point"] / "loaded" / "0.json"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(loaded.model_dump_json(), encoding="utf-8")
+            return repository.play(job)
+
+        repository.script.play = played
+        repository.invoke()
+        revision = repository.record().record.revision
+        planted = f"trial {trial}: {moment}, {what}, {where}"
+        assert (revision.changes_sha256 is not None) == ("before" in moment), planted
+        assert bool(revision.changed) == (moment in ("copy", "package")), planted
 
 
 @pytest.mark.parametrize("answer", ["exit 1", "echo fatal: a lock >&2; exit 128"])

@@ -10,6 +10,8 @@ from twinrun.foundation.manifest import Frozen
 
 # Where a node tells its ranks which image they run in.
 IMAGE_VARIABLE = "TWINRUN_IMAGE"
+# Folder of a point in which ranks say what they had loaded.
+LOADED = "loaded"
 
 
 # Names of points are parts of paths: one name of a file system, which neither hides nor leads elsewhere.
@@ -130,6 +132,19 @@ class RankReport(Frozen):
     """Number of the process that it is a fork of; null where the launcher has started it for this point."""
 
 
+class LoadedFiles(Frozen):
+    """What the first rank of a node had loaded when its work was done, in `loaded/<rank>.json`."""
+
+    host: str
+    began: float
+    """When the process was started, in seconds since 1970 by the clock of its machine."""
+    ended: float
+    files: dict[str, str]
+    """SHA-256 of each module and native library of its environment, by path; of a large one, of its ends."""
+    written: tuple[str, ...]
+    """Those of them that were written after the process had started."""
+
+
 class Device(Frozen):
     """What the framework sees as one GPU: a die, where a card has several."""
 
@@ -172,7 +187,7 @@ class Revision(Frozen):
     unknown: str | None = None
     """Why git did not say what the commit has; null where it did."""
     changed: tuple[str, ...] = ()
-    """Files of the copy that ranks import from which were edited while they ran."""
+    """Files of the copy that ranks import from, and of their environment, that were edited while they ran."""
 
     @property
     def is_clean(self) -> bool:

@@ -18,7 +18,7 @@ from twinrun.workloads.workload import PlanPart, PointPart, PointRecord, RankRes
 
 SENT_IN: Literal["as sent in"] = "as sent in"
 # Of a new major version old records are no records; a minor one adds keys that older files do not have.
-MAJOR, MINOR = 3, 0
+MAJOR, MINOR = 3, 1
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 

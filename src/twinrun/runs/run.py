@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from twinrun import __version__
-from twinrun.execution.engine import Engine
+from twinrun.execution.engine import Engine, point_folder
 from twinrun.execution.environment import (
     demand_packages,
     inspect,
@@ -36,7 +36,7 @@ from twinrun.runs.models import prepared_model
 from twinrun.runs.prepared import Prepared
 from twinrun.runs.progress import Display
 from twinrun.runs.selection import NETWORK, Selection
-from twinrun.runs.sources import sealed
+from twinrun.runs.sources import loaded_by, replaced, sealed
 from twinrun.runs.sweep import PointOutcome, SweepRun, finished
 
 LOCK = ".lock"
@@ -144,7 +144,8 @@ def _measure(prepared: Prepared, display: Display, *, detach: bool) -> Record | 
         image_digest=engine.image_digest,
         variables=steering_variables(os.environ | (site.site.environment if site else {})),
     )
-    edited = dict.fromkeys(name for one in done for name in one.changed)
+    loaded = [report for one in done for report in loaded_by(point_folder(prepared.run, one.point.id))]
+    edited = dict.fromkeys((*(name for one in done for name in one.changed), *replaced(loaded)))
     revision = sources.revision.model_copy(update={"changed": tuple(edited)})
     return _record(prepared, done, environment, revision)
 

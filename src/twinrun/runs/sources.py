@@ -9,15 +9,16 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_bytes, write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
-from twinrun.protocol.allocation import Revision
+from twinrun.protocol.allocation import LOADED, LoadedFiles, Revision
 from twinrun.runs.prepared import Prepared
 
 FOLDER, SEAL = "sources", "sources.json"
@@ -95,6 +96,33 @@ def _demand_same(prepared: Prepared, sources: Sources) -> None:
 def changed_since(run: Path, sources: Sources) -> tuple[str, ...]:
     """Return the files of the copy that are no longer what was copied."""
     return tuple(_apart(_digests(run / FOLDER), sources.files))
+
+
+def loaded_by(folder: Path) -> list[LoadedFiles]:
+    """Return what the ranks of the point in `folder` had loaded, the first rank's first."""
+    return [
+        load_json(file, LoadedFiles)
+        for file in sorted((folder / LOADED).glob("*.json"), key=lambda one: int(one.stem))
+    ]
+
+
+def when_and_what(loaded: Sequence[LoadedFiles]) -> dict[str, str]:
+    """Return what a record says of that: when the ranks began and ended, and the first one's digest."""
+    if not loaded:
+        return {}
+    began, ended = min(one.began for one in loaded), max(one.ended for one in loaded)
+    times = (datetime.fromtimestamp(one, UTC).isoformat(timespec="seconds") for one in (began, ended))
+    return {**dict(zip(("began", "ended"), times, strict=True)), "loaded_sha256": _tree(loaded[0].files)}
+
+
+def replaced(loaded: Iterable[LoadedFiles]) -> tuple[str, ...]:
+    """Return what was written while ranks had it loaded, or is another file to ranks of the same host."""
+    found: dict[tuple[str, str], str] = {}
+    names = dict[str, None]()
+    for one in loaded:
+        other = [name for name, sha in one.files.items() if found.setdefault((one.host, name), sha) != sha]
+        names |= dict.fromkeys((*one.written, *other))
+    return tuple(names)
 
 
 def _folders(prepared: Prepared) -> dict[Path, str]:

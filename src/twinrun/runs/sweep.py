@@ -19,7 +19,7 @@ from twinrun.protocol.signals import SNIFFS, WINDOW, Sniff, alarms
 from twinrun.results.judged import measured_points
 from twinrun.runs.prepared import Prepared
 from twinrun.runs.progress import Display
-from twinrun.runs.sources import Sources, changed_since
+from twinrun.runs.sources import Sources, changed_since, loaded_by, when_and_what
 from twinrun.workloads.workload import MeasuredPoint, Point, PointRecord, Workload
 
 
@@ -129,11 +129,13 @@ class SweepRun:
             waiting = None
             if launched:
                 result = _result(self.prepared.run, point, workload.result)
+                folder = point_folder(self.prepared.run, point.id)
                 sent = PointRecord(
                     id=point.id,
                     hosts=launched.nodes,
                     attempts=names[:place],
-                    slow=tuple(Nose(point_folder(self.prepared.run, point.id)).new()),
+                    slow=tuple(Nose(folder).new()),
+                    **when_and_what(loaded_by(folder)),
                     result=result,
                 )
                 (measured,) = measured_points(plan, (sent,), self.prepared.selection.gpu)

@@ -34,10 +34,11 @@ from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import load_json
 from twinrun.foundation.processes import end_with_parent
 from twinrun.foundation.redaction import cleaned
-from twinrun.protocol.allocation import Binding, RankReport
+from twinrun.protocol.allocation import LOADED, Binding, RankReport
 from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED, STOPPED, STOPPED_FILE, Job, Result, Stop, forget
 from twinrun.protocol.signals import FIRST_SECONDS, PULSE, RankState, interval
 from twinrun.train import node
+from twinrun.train.loaded import loaded_files
 
 AnyJob = TypeVar("AnyJob", bound=Job)
 
@@ -99,6 +100,8 @@ def _work(work: Callable[[AnyJob], Result], job: AnyJob) -> None:
         binding = node.bind(local, size, address_of=address_of)
     introduce(job, binding=binding)
     result = work(job)
+    if variable("LOCAL_RANK", 0) == 0:
+        write_atomically(Path(job.out) / LOADED / f"{number()}.json", loaded_files().model_dump_json() + "\n")
     if number() == 0:
         write_result(job, result)
 

@@ -185,6 +185,11 @@ class PointRecord(Frozen, Generic[RankResult]):
     """What was tried before, and did not fit into memory."""
     slow: tuple[str, ...] = ()
     """Ranks that were slower than the others, each in words."""
+    began: str | None = None
+    """When its first rank was started, UTC, ISO 8601; null in older records, as the next two."""
+    ended: str | None = None
+    loaded_sha256: str | None = None
+    """Digest over the modules and native libraries that the first rank had loaded, each by its digest."""
     result: RankResult = Field(json_schema_extra={"type": "object"})
     """The workload's result with every sample."""
 
