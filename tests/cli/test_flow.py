@@ -180,7 +180,7 @@ def test_a_smaller_microbatch_is_tried(trained: FlowSite) -> None:
     ended = execute(prepare(project, selection, out=trained.out), display=Display())
     assert isinstance(ended, FinishedRun)
     (point,) = ended.record.points
-    assert point.attempts == ("microbatch 16",)
+    assert point.sent.attempts == ("microbatch 16",)
     assert point.result.microbatch == 8
 
 

@@ -10,8 +10,14 @@ from typing import NamedTuple
 import pytest
 
 from tests.records import ROOT
-from twinrun.workloads.curve_charts import parity_charts
-from twinrun.workloads.curve_distance import FIRST, Parity, envelope_of, largest_difference, parity
+from twinrun.workloads.curve_distance import (
+    FIRST,
+    Parity,
+    envelope_of,
+    largest_difference,
+    parity,
+    parity_charts,
+)
 from twinrun.workloads.workload import ControlledCurve
 
 STEPS = 200

@@ -11,10 +11,11 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.manifests.recipe import Sweep
 from twinrun.planning.project import Project
 from twinrun.predict.memory import BUCKET_BYTES
-from twinrun.workloads.sweep import SweepPlacements, placements
+from twinrun.protocol.allocation import Placement
+from twinrun.workloads.sweep import placements
 from twinrun.workloads.training.estimates import Budget
 from twinrun.workloads.training.manifest import TrainingPlan
-from twinrun.workloads.workload import Hardware
+from twinrun.workloads.workload import Choice, Hardware
 
 DEVICES, NODES = Sweep(devices="powers-of-two"), Sweep(nodes=(1, 2, 4), devices_per_node=8)
 LISTED = Sweep(devices=(1, 2, 4))
@@ -29,13 +30,13 @@ def sized(
     nodes: int | None = 1,
     node: int | None = None,
     gpu: str = "",
-) -> SweepPlacements:
+) -> tuple[list[Placement], tuple[Choice, ...]]:
     have = Hardware(gpu=GPUS.get(gpu), device_memory_bytes=None, devices=devices, cores=8, nodes=nodes)
     return placements(sweep, dict(asked), have, node)
 
 
 def ids(*asked: Any, **keys: Any) -> list[str]:
-    return [one.id for one in sized(*asked, **keys).places]
+    return [one.id for one in sized(*asked, **keys)[0]]
 
 
 def test_a_machine_is_swept_up_to_all_it_has() -> None:
@@ -48,9 +49,8 @@ def test_a_machine_is_swept_up_to_all_it_has() -> None:
 
 
 def test_points_of_more_nodes_than_there_are_are_left_out_and_named() -> None:
-    found = sized(NODES, devices=16, nodes=2, node=8)
-    assert [one.id for one in found.places] == ["nodes=1", "nodes=2"]
-    (choice,) = found.left_out
+    found, (choice,) = sized(NODES, devices=16, nodes=2, node=8)
+    assert [one.id for one in found] == ["nodes=1", "nodes=2"]
     assert (choice.name, choice.value, choice.because) == ("left out", "nodes=4", "2 nodes can be had")
     assert ids(NODES, devices=0, nodes=None) == ["nodes=1", "nodes=2", "nodes=4"]
     with pytest.raises(MachineError, match="too few nodes"):
@@ -60,18 +60,18 @@ def test_points_of_more_nodes_than_there_are_are_left_out_and_named() -> None:
 @pytest.mark.parametrize("asked", [{"nodes": "4,1"}, {"devices": [8, 32]}, {"cards": "4,16"}])
 def test_a_point_is_asked_for_by_nodes_devices_or_cards(asked: dict[str, Any]) -> None:
     """Four MI250 are a node of eight devices."""
-    found = sized(NODES, asked, devices=32, nodes=4, node=8, gpu="mi250").places
+    found, _ = sized(NODES, asked, devices=32, nodes=4, node=8, gpu="mi250")
     assert [(one.id, one.nodes, one.devices_per_node) for one in found] == [
         ("nodes=1", 1, 8),
         ("nodes=4", 4, 8),
     ]
-    at_devices = sized(DEVICES, asked, devices=32, nodes=4, node=8, gpu="mi250").places
+    at_devices, _ = sized(DEVICES, asked, devices=32, nodes=4, node=8, gpu="mi250")
     assert [one.world_size for one in at_devices] == [8, 32]
 
 
 def test_a_part_of_a_node_and_a_smaller_node_are_points_as_well() -> None:
     assert ids(NODES, {"devices": "2,4"}, devices=32, nodes=4, node=8) == ["devices=2", "devices=4"]
-    small = sized(NODES, devices=16, nodes=4, node=4).places
+    small, _ = sized(NODES, devices=16, nodes=4, node=4)
     assert [(one.nodes, one.devices_per_node) for one in small] == [(1, 4), (2, 4), (4, 4)]
     assert ids(DEVICES, {"devices": "4,1"}, devices=8) == ["devices=1", "devices=4"]
     with pytest.raises(InputError, match="a count is given twice"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +14,11 @@ from tests.records import plan, training_record
 from twinrun.foundation.errors import InputError
 from twinrun.planning.plan import Plan
 from twinrun.protocol.training import Report
-from twinrun.workloads import load_workload, whole_workload, workload_names
+from twinrun.workloads import load_workload, workload_names
 from twinrun.workloads.training.numbers import numbers
 from twinrun.workloads.workload import Workload
 
+PLACE = "twinrun.workloads"
 RECIPES = {
     "training": "mpt7b-scaling",
     "bench": "mamba-kernels",
@@ -30,18 +33,15 @@ def test_a_workload_is_ten_functions_at_most() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "said"),
-    [
-        (SimpleNamespace(), "a workload offers an instance of Workload as `WORKLOAD`"),
-        (SimpleNamespace(WORKLOAD="bench"), "a workload offers an instance of Workload as `WORKLOAD`"),
-        (SimpleNamespace(WORKLOAD=load_workload("checks")), "the table is not the folder's"),
-    ],
+    "module",
+    [SimpleNamespace(), SimpleNamespace(WORKLOAD="bench"), importlib.import_module(f"{PLACE}.checks")],
 )
-def test_a_folder_without_its_workload_is_refused(module: SimpleNamespace, said: str) -> None:
-    with pytest.raises(InputError) as raised:
-        whole_workload(module, "bench")
-    assert raised.value.message == said
-    assert raised.value.place == "src/twinrun/workloads/bench/__init__.py"
+def test_a_folder_without_its_workload_is_refused(module: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_workload.cache_clear()
+    monkeypatch.setitem(sys.modules, f"{PLACE}.bench", module)
+    with pytest.raises(InputError, match="offers it as `WORKLOAD`") as raised:
+        load_workload("bench")
+    assert raised.value.place == "src/twinrun/workloads/bench"
 
 
 @pytest.mark.parametrize("name", workload_names())

@@ -66,7 +66,7 @@ def _of_nodes(point: MeasuredPoint, check: Check) -> Iterator[NodeCheck]:
     host, _, device = check.place.partition(", device ")
     said = cleaned({"reason": check.reason, "remedy": check.remedy})
     alone = host != _ALLOCATION and not check.nodes
-    for node in (host,) if alone else dict.fromkeys((*point.hosts, *check.nodes)):
+    for node in (host,) if alone else dict.fromkeys((*point.sent.hosts, *check.nodes)):
         if alone or node in check.nodes or not check.nodes:
             on = device if alone else ""
             yield NodeCheck(check=check.id, node=node, device=on, outcome=check.outcome, **said)

@@ -86,12 +86,12 @@ def over_time(amount: float, time: Measurement, **changed: Any) -> Measurement:
 
 
 def single(name: str, value: float, unit: str, *, metric: str = "", **fields: Any) -> Measurement:
-    """Return a number of one sample; its metric is what its name has before an `@`, where none is given.
+    """Return a number of one sample; its metric is its name between a `/` and an `@`, where none is given.
 
     Args:
         fields: others of the measurement; it is of the run where `per` does not say otherwise.
     """
-    given = {"per": "run", "metric": metric or name.partition("@")[0], **fields}
+    given = {"per": "run", "metric": metric or name.rpartition("/")[2].partition("@")[0], **fields}
     return Measurement(id=name, unit=unit, samples=(value,), **given)
 
 

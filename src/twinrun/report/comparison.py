@@ -18,8 +18,7 @@ from twinrun.report.tables import View
 from twinrun.results.compare import Comparison, MeasurementPair, SettingChange
 from twinrun.results.judged import Judged
 from twinrun.results.parity import METRIC, CurveParity
-from twinrun.workloads.curve_charts import parity_charts
-from twinrun.workloads.curve_distance import CurveOutcome
+from twinrun.workloads.curve_distance import CurveOutcome, parity_charts
 from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns
 
 # The first characters tell hashes apart; the JSON has all of them.

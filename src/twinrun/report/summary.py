@@ -65,7 +65,13 @@ def facts_of(points: Sequence[MeasuredPoint]) -> list[tuple[str, str]]:
 def placement_table(points: Sequence[MeasuredPoint]) -> Table:
     """Return where each point ran, and what did not fit before."""
     rows = [
-        (one.id, str(one.nodes), str(one.devices), ", ".join(one.hosts), ", ".join(one.attempts) or "-")
+        (
+            one.id,
+            str(one.nodes),
+            str(one.devices),
+            ", ".join(one.sent.hosts),
+            ", ".join(one.sent.attempts) or "-",
+        )
         for one in points
     ]
     columns = word_columns("Point", "Nodes", "Devices", "Hosts", "Did not fit into memory")

@@ -67,9 +67,9 @@ def _points(found: Judged) -> Iterator[Finding]:
     yield from held("names of points", [name for name, times in Counter(planned).items() if times > 1], [])
     for point in found.points:
         known = found.record.allocation.reports.keys()
-        if len(set(point.hosts)) != point.nodes or not set(point.hosts) <= known:
+        if len(set(point.sent.hosts)) != point.nodes or not set(point.sent.hosts) <= known:
             allowed = f"{point.nodes} of the nodes that reported"
-            yield Finding(point=point.id, what="its hosts", found=point.hosts, allowed=allowed)
+            yield Finding(point=point.id, what="its hosts", found=point.sent.hosts, allowed=allowed)
         kind, _, number = point.id.rpartition("@")[2].partition("=")
         counts = {"devices": point.devices, "nodes": point.nodes, "cards": point.cards}
         if kind in counts:
@@ -105,7 +105,7 @@ def _devices(found: Judged) -> Iterator[Finding]:
         leg = found.description.points[point.id].leg
         if gpu is None or (leg and leg.processor):
             continue
-        for host in point.hosts:
+        for host in point.sent.hosts:
             report = found.record.allocation.reports.get(host)
             devices = report.devices if report else ()
             if len(devices) < (least := point.planned.devices_per_node):

@@ -28,7 +28,7 @@ def write_submission(path: Path, found: Judged, file: Path) -> None:
         InputError: no results folder takes the record.
     """
     _demand_takeable(found, str(file))
-    of_points = (host for one in found.points for host in one.hosts)
+    of_points = (host for one in found.points for host in one.sent.hosts)
     hide = HiddenNames(dict.fromkeys([*found.record.allocation.nodes, *of_points]))
     # The file is sent as the run wrote it: its digest does not cover keys that records have gained since.
     content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

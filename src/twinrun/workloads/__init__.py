@@ -21,18 +21,11 @@ def load_workload(name: str) -> Workload:
     """Return the workload of the folder `name`.
 
     Raises:
-        InputError: no such folder, or one that does not offer a whole `WORKLOAD`.
+        InputError: no such folder, or one that does not offer a whole `WORKLOAD`, or one of another table.
     """
     require_known(name, workload_names(), "unknown workload", place=name)
-    return whole_workload(importlib.import_module(f"{__name__}.{name}"), name)
-
-
-def whole_workload(module: object, name: str) -> Workload:
-    """Return the `WORKLOAD` of a module; raises InputError where it has none, or one of another table."""
-    place = f"src/twinrun/workloads/{name}/__init__.py"
-    found = getattr(module, "WORKLOAD", None)
-    if not isinstance(found, Workload):
-        raise InputError("a workload offers an instance of Workload as `WORKLOAD`", place=place, found="none")
-    if found.table != name:
-        raise InputError("the table is not the folder's", place=place, found=found.table, allowed=name)
+    found = getattr(importlib.import_module(f"{__name__}.{name}"), "WORKLOAD", None)
+    if not isinstance(found, Workload) or found.table != name:
+        message, place = "a workload's folder offers it as `WORKLOAD`", f"src/twinrun/workloads/{name}"
+        raise InputError(message, place=place, found=getattr(found, "table", "none"), allowed=name)
     return found

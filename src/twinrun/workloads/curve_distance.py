@@ -1,4 +1,5 @@
-"""Curves held against each other: how far apart they are, and whether control runs show that of rounding."""
+"""Curves held against each other: how far apart they are, whether control runs show that of rounding, and
+pictures of both."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Literal
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import plural
+from twinrun.workloads.tables_and_charts import Curve, CurveKind, LineChart, curve, exact
 from twinrun.workloads.workload import ControlledCurve, MeasuredPoint
 
 # A curve is held over all of its steps, and over the first ones, where rounding has not grown yet.
@@ -93,8 +95,8 @@ def largest_difference(curves: Sequence[Sequence[float]]) -> tuple[float, int]:
     The value is nan, at the first such step, where a value is not finite or a curve ends early.
     """
     worst, worst_step = 0.0, 1
-    for step in range(1, max(len(curve) for curve in curves) + 1):
-        values = [curve[step - 1] if step <= len(curve) else math.nan for curve in curves]
+    for step in range(1, max(map(len, curves)) + 1):
+        values = [one[step - 1] if step <= len(one) else math.nan for one in curves]
         if not all(math.isfinite(value) for value in values):
             return math.nan, step
         distance = (max(values) - min(values)) / max(abs(min(values)), 1e-12)
@@ -233,3 +235,83 @@ def _judged(found: Parity, *, controls: int, same: int, bound: float) -> tuple[C
     if all(window.share <= 1 for window in found.windows):
         return "inside", f"{begin}: no farther than {runs} are"
     return "outside", f"{begin}: it grows beyond what rounding does to {runs}"
+
+
+def distance_in_words(points: Sequence[MeasuredPoint], metric: str) -> str:
+    """Name the largest relative difference between the curves of `points`."""
+    if len(points) < 2:
+        return "One point, so there is no second curve to compare with."
+    if not same_order(points):
+        return "The points did not train on the same batches in the same order: the curves need not coincide."
+    value, step = largest_difference([values_of(point, metric) for point in points])
+    if math.isnan(value):
+        return f"A curve ends, or is not a finite number, at step {step}."
+    found = f"largest relative difference {value:.2g}, at step {step}" if value else "the curves are equal"
+    return f"Same batches in the same order at every point; {found}."
+
+
+def series_chart(
+    points: Sequence[MeasuredPoint], metric: str, *, title: str, label: str, note: str
+) -> LineChart:
+    """Return the series of all points over each other."""
+    curves = [
+        _curve(point.id, "measured", place, values, f"last {metric} {values[-1]:.4f}")
+        for place, point in enumerate(points)
+        if (values := values_of(point, metric))
+    ]
+    notes = (note,)
+    return LineChart(
+        name=metric, title=title, x_label="step", y_label=label, curves=tuple(curves), notes=notes
+    )
+
+
+def parity_charts(
+    found: Parity, a: ControlledCurve, b: ControlledCurve, *, metric: str, label: str
+) -> tuple[LineChart, ...]:
+    """Return for each window, the whole curve and its first steps, both curves and their difference.
+
+    Args:
+        label: of the vertical axis, with unit.
+    """
+    # Windows of the same steps are one.
+    sizes = {window.steps: window for window in reversed(found.windows)}
+    charts = []
+    for steps in sorted(sizes, reverse=True) or [min(len(a.values), len(b.values))]:
+        window = sizes.get(steps)
+        both = [_curve(one.name, "measured", place, one.values[:steps]) for place, one in enumerate((a, b))]
+        apart = [_curve(f"{b.name} against {a.name}", "measured", 0, _relative(a.values, b.values, steps))]
+        if controls := [_relative(one.values, other, steps) for one in (a, b) for other in one.controls]:
+            farthest = [max(values) for values in zip(*controls, strict=True)]
+            words = f"the farthest of {plural(len(controls), 'control run')}"
+            apart.append(_curve(words, "baseline", 0, farthest))
+        line = "The line is the envelope: a further control run stays below it 999 times of 1000."
+        named, over = f"{metric}-parity-{steps}", window.name if window else "whole curve"
+        title = f"{b.name} over {a.name}, {over}"
+        charts += [
+            LineChart(name=named, title=title, x_label="step", y_label=label, curves=tuple(both)),
+            LineChart(
+                name=f"{named}-apart",
+                title=f"How far they are apart, {over}",
+                x_label="step",
+                y_label="relative difference",
+                y_scale="log10",
+                curves=tuple(apart),
+                limit=window.envelope if window else None,
+                notes=(
+                    "A control run is the same run with samples and features summed in another order.",
+                    *((line,) if window else ()),
+                    "Steps with equal values are left out.",
+                ),
+            ),
+        ]
+    return tuple(charts)
+
+
+def _relative(a: Sequence[float], b: Sequence[float], steps: int) -> list[float]:
+    return [abs(one - other) / max(abs(one), 1e-12) for one, other in zip(a[:steps], b[:steps], strict=True)]
+
+
+def _curve(label: str, kind: CurveKind, place: int, values: Sequence[float], detail: str = "") -> Curve:
+    """Return a curve with a spot for each step whose value is a number above 0."""
+    shown = ((step, value) for step, value in enumerate(values, 1) if math.isfinite(value) and value > 0)
+    return curve(label, kind, place, (exact(step, value) for step, value in shown), detail)

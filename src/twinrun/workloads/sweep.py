@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from twinrun.foundation.errors import InputError, MachineError, require_known
 from twinrun.foundation.text import plural
@@ -25,21 +25,17 @@ from twinrun.workloads.workload import (
 KEYS = ("nodes", "devices", "cards")
 
 
-class SweepPlacements(NamedTuple):
-    """The placements of a sweep that can be had, and the choice that names the others."""
-
-    places: list[Placement]
-    left_out: tuple[Choice, ...]
-
-
 def placements(
     sweep: Sweep, overrides: dict[str, Any], hardware: Hardware, node_devices: int | None = None
-) -> SweepPlacements:
+) -> tuple[list[Placement], tuple[Choice, ...]]:
     """Return the placements of a sweep, by nodes, devices or cards, as the recipe or `--set` counts them.
 
     Args:
         overrides: `--set` as parsed; the key that sizes the points is taken out.
         node_devices: devices of a node of the site; None: this machine is the node.
+
+    Returns:
+        The placements that can be had, and the choice that names the others.
 
     Raises:
         InputError: no list of counts, two keys at once, or devices that fill no nodes.
@@ -48,14 +44,15 @@ def placements(
     if sweep.layouts is not None:
         raise InputError("only a training has layouts", place="sweep.layouts", found=sweep.layouts)
     # A point takes the published count of a node's devices, or all where a node has fewer.
-    node = sweep.devices_per_node or node_devices or hardware.devices or None
-    if sweep.devices_per_node and hardware.nodes is not None:
-        node = min(sweep.devices_per_node, node_devices or hardware.devices or sweep.devices_per_node)
+    have = node_devices or hardware.devices
+    node = sweep.devices_per_node or have
+    if sweep.devices_per_node and hardware.nodes is not None and have:
+        node = min(node, have)
     key, counts = _asked(overrides)
     if key is not None:
-        return SweepPlacements(_requested(sweep, key, counts, hardware, node), ())
-    if sweep.nodes is None or node is None:
-        return SweepPlacements([_devices(count) for count in _swept(sweep, hardware.devices)], ())
+        return _requested(sweep, key, counts, hardware, node), ()
+    if sweep.nodes is None or not node:
+        return [_placed(count) for count in _swept(sweep, hardware.devices)], ()
     kept = [count for count in sweep.nodes if hardware.nodes is None or count <= hardware.nodes]
     if not kept:
         least = f"{min(sweep.nodes)} or more"
@@ -63,7 +60,7 @@ def placements(
     lost = ", ".join(f"nodes={count}" for count in sweep.nodes if count not in kept)
     because = f"{plural(hardware.nodes or 0, 'node')} can be had"
     left_out = (Choice(name="left out", value=lost, because=because),) if lost else ()
-    return SweepPlacements([_nodes(count, node) for count in kept], left_out)
+    return [_placed(count, node) for count in kept], left_out
 
 
 def chosen(asked: Any, default: tuple[str, ...], known: Iterable[str], *, key: str) -> tuple[str, ...]:
@@ -95,25 +92,25 @@ def _asked(overrides: dict[str, Any]) -> tuple[str | None, tuple[int, ...]]:
 
 
 def _requested(
-    sweep: Sweep, key: str, counts: tuple[int, ...], hardware: Hardware, node: int | None
+    sweep: Sweep, key: str, counts: tuple[int, ...], hardware: Hardware, node: int
 ) -> list[Placement]:
     """Return the points that `--set` asked for; raises MachineError where one cannot be had."""
     place, most = f"--set {key}", hardware.devices
-    if key == "nodes" and node is None:
+    if key == "nodes" and not node:
         hint = "count ranks with --set devices=..., or add --cluster SITE"
         raise InputError("this machine has no nodes to count", place=place, found=counts, hint=hint)
     of_a_card = hardware.gpu.devices_per_card if hardware.gpu else 1
-    each = {"nodes": node or 1, "cards": of_a_card, "devices": 1}[key]
+    each = {"nodes": node, "cards": of_a_card, "devices": 1}[key]
     devices = [count * each for count in counts]
     if most and max(devices) > most and (sweep.nodes is None or hardware.nodes is not None):
         found = f"{key}={max(counts)}" + (f", {max(devices)} devices" if key != "devices" else "")
         allowed = f"1 to {most} devices"
         raise MachineError("fewer devices can be had", place=place, found=found, allowed=allowed)
-    if node is None or (sweep.nodes is None and key != "nodes"):
-        return [_devices(count) for count in devices]
-    filled = [_filled(count, node, place) if key != "nodes" else count // node for count in devices]
+    if not node or (sweep.nodes is None and key != "nodes"):
+        return [_placed(count) for count in devices]
+    filled = [_filled(count, node, place) for count in devices] if key != "nodes" else counts
     return [
-        _nodes(nodes, node) if nodes else _devices(count)
+        _placed(nodes, node) if nodes else _placed(count)
         for nodes, count in zip(filled, devices, strict=True)
     ]
 
@@ -128,29 +125,25 @@ def _filled(devices: int, node: int, place: str, hint: str | None = None) -> int
     return nodes
 
 
-def _nodes(count: int, node: int) -> Placement:
+def _placed(count: int, node: int | None = None) -> Placement:
+    """Return a point of so many nodes of `node` devices, or of so many devices of one."""
+    if node is None:
+        return Placement(id=f"devices={count}", nodes=1, devices_per_node=count)
     return Placement(id=f"nodes={count}", nodes=count, devices_per_node=node)
 
 
-def _devices(count: int) -> Placement:
-    return Placement(id=f"devices={count}", nodes=1, devices_per_node=count)
-
-
-def _swept(sweep: Sweep, devices: int) -> tuple[int, ...]:
+def _swept(sweep: Sweep, devices: int) -> list[int]:
     """Return the sizes of a sweep over devices; a CPU is shared by any number of ranks."""
     if isinstance(sweep.devices, tuple):
-        kept = tuple(count for count in sweep.devices if not devices or count <= devices)
+        kept = [count for count in sweep.devices if not devices or count <= devices]
         if not kept:
             allowed = f"at least {min(sweep.devices)}"
             raise MachineError("this machine has fewer devices", found=devices, allowed=allowed)
         return kept
     if not devices:
-        message, hint = (
-            "this scale sweeps over the GPUs of the machine",
-            "use --scale smoke, or --scale paper --dry",
-        )
-        raise MachineError(message, found="no GPU in use", hint=hint)
-    return tuple(1 << power for power in range(devices.bit_length()))
+        message = "this scale sweeps over the GPUs of the machine"
+        raise MachineError(message, found="no GPU in use", hint="use --scale smoke, or --scale paper --dry")
+    return [1 << power for power in range(devices.bit_length())]
 
 
 def refuse(
@@ -169,12 +162,9 @@ def refuse(
         here: ranks run on this machine, whose disks can be looked at.
     """
     if workload.measures_gpus and scale != "smoke" and not hardware.devices:
-        raise MachineError(
-            "this scale measures a GPU",
-            found="no GPU in use",
-            allowed="--scale smoke",
-            hint="use --scale smoke, or print the plan with --dry",
-        )
+        hint = "use --scale smoke, or print the plan with --dry"
+        found, allowed = "no GPU in use", "--scale smoke"
+        raise MachineError("this scale measures a GPU", found=found, allowed=allowed, hint=hint)
     for point in points:
         if leg := described[point.id].leg:
             _refuse_elsewhere(point, leg, hardware)
@@ -206,11 +196,8 @@ def refuse_demands(
     for one in demands:
         absent = one.point is not None and not gives(one.point)
         if why := f"no scale has a point {one.point}" if absent else missing(one):
-            raise InputError(
-                f"no scale of the recipe can give this: {why}",
-                place=one.place,
-                found=one.point if "no scale has" in why else one.measurement or one.metric,
-            )
+            found = one.point if "no scale has" in why else one.measurement or one.metric
+            raise InputError(f"no scale of the recipe can give this: {why}", place=one.place, found=found)
 
 
 def over_nodes(point: Point[PointPart], node_devices: int | None) -> Point[PointPart]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from twinrun.foundation.manifest import Frozen
@@ -55,18 +55,22 @@ def text(value: str, detail: str = "") -> Cell:
     return Cell(text=value, detail=detail)
 
 
+def word_table(
+    title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], notes: tuple[str, ...] = ()
+) -> Table:
+    """Return a table of words alone."""
+    cells = tuple(tuple(map(text, row)) for row in rows)
+    return Table(title=title, columns=word_columns(*heads), rows=cells, notes=notes)
+
+
 def measured(found: Measurement | None, *, share: bool = False) -> Cell:
     """Return the median with how far the farthest sample is from it, a dash where there is none."""
     if found is None:
         return Cell(text=ABSENT)
-    shown = percent(found.median) if share else number(found.median)
-    return Cell(text=shown, detail="" if share else within(found))
-
-
-def within(found: Measurement) -> str:
-    """Return how far the farthest sample is from the median."""
-    farthest = max(found.high - found.median, found.median - found.low)
-    return f"±{farthest / found.median:.1%}" if found.median and found.count > 1 else ""
+    if share or found.count < 2 or not found.median:
+        return Cell(text=percent(found.median) if share else number(found.median))
+    farthest = max(found.high - found.median, found.median - found.low) / found.median
+    return Cell(text=number(found.median), detail=f"±{farthest:.1%}")
 
 
 class Spot(Frozen):
@@ -135,6 +139,11 @@ class Bar(Frozen):
     low: float
     high: float
     detail: str
+
+
+def exact_bar(label: str, kind: BarKind, value: float, detail: str = "") -> Bar:
+    """Return a bar of a number that has no spread."""
+    return Bar(label=label, kind=kind, value=value, low=value, high=value, detail=detail)
 
 
 class BarChart(Frozen):

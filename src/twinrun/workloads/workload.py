@@ -34,13 +34,8 @@ PointPart = TypeVar("PointPart", default=Any)
 RankResult = TypeVar("RankResult", bound=Result, default=Any)
 
 
-# Keys of a data set that older folders do not name.
-SINCE = ("form", "column", "header_bytes", "end", "width", "sha256")
-
-
-def _default(source: DataSource | PackageSource, name: str) -> object:
-    field = type(source).model_fields.get(name)
-    return field.default if field else None
+# Counts up when ranks ask for files that preparation did not write before; older folders are made anew.
+DATA_FORMAT = 3
 
 
 class DataRequest(Frozen):
@@ -58,8 +53,7 @@ class DataRequest(Frozen):
             python: version of the interpreter, whose standard library differs from another's.
         """
         # A key at its default leaves the name as it was before the key existed.
-        since = {name for name in SINCE if getattr(self.source, name, None) == _default(self.source, name)}
-        pinned = self.source.model_dump(mode="json", exclude={"source", "folder", *since})
+        pinned = self.source.model_dump(mode="json", exclude={"source", "folder"}, exclude_defaults=True)
         mark = sha256_of_bytes(canonical_json([DATA_FORMAT, pinned, self.sequence]).encode())[:12]
         kind = f"{self.name}-python{python}" if self.source.kind == "standard-library" else self.name
         return f"{kind}-{self.sequence}-{mark}"
@@ -229,16 +223,6 @@ class MeasuredPoint(Numbers, Generic[PointPart, RankResult]):
         return self.sent.result
 
     @property
-    def hosts(self) -> tuple[str, ...]:
-        """Hosts that its ranks reported."""
-        return self.sent.hosts
-
-    @property
-    def attempts(self) -> tuple[str, ...]:
-        """What did not fit into memory before."""
-        return self.sent.attempts
-
-    @property
     def facts(self) -> dict[str, str]:
         """Single values that the ranks sent, by their dotted names, for a reader."""
         given = leaves(self.result.model_dump(mode="json", exclude={"point"}, exclude_none=True))
@@ -247,15 +231,14 @@ class MeasuredPoint(Numbers, Generic[PointPart, RankResult]):
 
     def summary(self) -> dict[str, object]:
         """Return its place and its numbers, without their samples, as `--json` prints them."""
-        kept = {name: getattr(self, name) for name in ("id", "nodes", "devices", "cards", "hosts", "facts")}
-        ends = ("median", "low", "high", "count")
+        kept = {name: getattr(self, name) for name in ("id", "nodes", "devices", "cards", "facts")}
+        ends, without = ("median", "low", "high", "count"), {"samples", "divisor"}
         measured = [
-            one.model_dump(mode="json", exclude={"samples", "divisor"})
-            | {end: getattr(one, end) for end in ends}
+            one.model_dump(mode="json", exclude=without) | {end: getattr(one, end) for end in ends}
             for one in self.measurements
         ]
         checks = [one.model_dump(mode="json") for one in self.checks]
-        return {**kept, "measurements": measured, "checks": checks}
+        return {**kept, "hosts": self.sent.hosts, "measurements": measured, "checks": checks}
 
 
 class ControlledCurve(Frozen):
@@ -514,18 +497,17 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
 
     def read_points(self, points: tuple[Point, ...]) -> tuple[Point, ...]:
         """Return points whose parts are this workload's type, also those from a file; raises InputError."""
-        parts = [_read(one.part, self.point_part, place=f"points.{one.id}.part") for one in points]
-        return tuple(
-            point if part is point.part else point.model_copy(update={"part": part})
-            for point, part in zip(points, parts, strict=True)
-        )
+        return tuple(_typed(one, "part", self.point_part) for one in points)
 
     def read_results(self, points: tuple[PointRecord, ...]) -> tuple[PointRecord, ...]:
         """Return points whose results are this workload's type, also those from a file; raises InputError."""
-        results = [_read(one.result, self.result, place=f"points.{one.id}.result") for one in points]
-        return tuple(
-            point.model_copy(update={"result": result}) for point, result in zip(points, results, strict=True)
-        )
+        return tuple(_typed(one, "result", self.result) for one in points)
+
+
+def _typed(point: Any, name: str, model: Any) -> Any:
+    part = getattr(point, name)
+    read = _read(part, model, place=f"points.{point.id}.{name}")
+    return point if read is part else point.model_copy(update={name: read})
 
 
 def _read(part: Any, model: Any, *, place: str) -> Any:
@@ -538,7 +520,3 @@ def whole(
     """Return the points whose curve reaches the end of the run, those that are no `leg` of it first."""
     undisturbed = [point for point in points if leg(point) is None]
     return (*undisturbed, *(point for point in points if (found := leg(point)) and found.last))
-
-
-# Counts up when ranks ask for files that preparation did not write before; older folders are made anew.
-DATA_FORMAT = 2

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from twinrun.protocol.bench import BenchResult
 from twinrun.workloads.bench import numbers, plan, report
-from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchTables
 from twinrun.workloads.settings import PointSettings
 from twinrun.workloads.workload import Workload
 
 WORKLOAD = Workload(
     table="bench",
-    tables=BenchTables,
-    plan_part=BenchPlan,
-    point_part=BenchPoint,
+    tables=plan.BenchTables,
+    plan_part=plan.BenchPlan,
+    point_part=plan.BenchPoint,
     result=BenchResult,
     headline=("speedup", "time", "error"),
     factors=numbers.FACTORS,

@@ -1,24 +1,19 @@
-"""From a benchmark's recipe to its cases at placements, and to the jobs of their ranks."""
+"""What a benchmark's recipe says, and from it to cases at placements and to the jobs of their ranks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Literal
 
-from twinrun.foundation.errors import InputError
-from twinrun.manifests.recipe import SCALES, LoadedRecipe
+from pydantic import Field, model_validator
+
+from twinrun.foundation.errors import InputError, require_known
+from twinrun.foundation.manifest import Frozen
+from twinrun.manifests.recipe import SCALES, LoadedRecipe, Scale, ScaledTables, Sweep
 from twinrun.manifests.settings import overlay
 from twinrun.protocol.allocation import Placement
-from twinrun.protocol.bench import BenchJob, Settings
-from twinrun.workloads.bench.manifest import (
-    BenchPlan,
-    BenchPoint,
-    BenchTables,
-    check_names,
-    check_values,
-    measurement_ids,
-)
+from twinrun.protocol.bench import BenchJob, Label, Settings, Timing, possible_names
 from twinrun.workloads.settings import Fingerprint, as_fingerprint, flat, flat_fields
 from twinrun.workloads.sweep import KEYS, chosen, placements, refuse_demands
 from twinrun.workloads.workload import (
@@ -33,17 +28,92 @@ from twinrun.workloads.workload import (
     WorkloadPlan,
 )
 
+# Metrics of our calls alone, of baselines too, and of ours beside each baseline.
+OF_OURS = ("bandwidth", "bandwidth-share", "roofline-time", "roofline-share", "link-traffic")
+OF_BOTH, BESIDE = ("time", "error", "kept-memory", "bus-bandwidth"), ("speedup", "memory-saving")
 # Where an option is, and what its values may be.
 OPTION = "options."
 # Key of a claim under which its restatement asks for a number.
 HERE = ".here.metric"
-KINDS = {int: "a whole number", bool: "true or false", str: "text", list: "a list"}
+KINDS = {int: "a whole number", bool: "true or false", str: "text", tuple: "a list"}
+
+
+class BenchScale(Scale):
+    """One size at which the benchmark runs."""
+
+    cases: tuple[str, ...]
+    """Cases, in the order in which they run."""
+    sweep: Sweep | None = None
+    """Placements of each case; one device where there is none."""
+
+
+class Figure(Frozen):
+    """A picture of the benchmark: what is drawn over what."""
+
+    kind: Literal["bars", "lines"]
+    title: str = ""
+    """The metric when left out."""
+    metric: str = "time"
+    each: tuple[str, ...] = ()
+    """Labels: one picture for each combination of their values."""
+    series: tuple[str, ...] = ()
+    """Labels whose values name a bar or a curve, beside the implementation."""
+    over: str | None = None
+    """Setting of the cases on the horizontal axis of lines, for example `bytes`."""
+    where: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Labels and the values of them that are drawn; all where a label is left out."""
+    cases: tuple[str, ...] = ()
+    """Cases that are drawn; when left out of bars those that claims name, of lines all."""
+
+    @model_validator(mode="after")
+    def _lines_over(self) -> Figure:
+        if (self.kind == "lines") != (self.over is not None):
+            raise ValueError('`over` goes with `kind = "lines"`, and only with it')
+        return self
+
+
+class BenchTables(ScaledTables[BenchScale]):
+    """Tables of recipe.toml."""
+
+    bench: Timing
+    """How the publication measured, as far as it says."""
+    at_least: dict[str, int | float] = Field(default_factory=dict)
+    """The smallest value of options that are numbers."""
+    label: tuple[Label, ...] = ()
+    """What is timed at each case: names of calls are made of their values."""
+    baselines: tuple[str, ...] = ()
+    """Implementations that ours is timed beside."""
+    allowed_errors: dict[str, dict[str, Annotated[float, Field(gt=0, lt=1)]]] = Field(default_factory=dict)
+    """How far ours may be from its float64 reference, by values of labels; of several the last label's."""
+    figure: tuple[Figure, ...] = ()
+    cases: dict[str, Settings]
+    """What the script is told at each case."""
+
+    def allowed_error(self, labels: Mapping[str, str]) -> float | None:
+        """Return how far a call with these labels may be from its reference; None where nobody says it."""
+        by_label = (of[labels[name]] for name, of in self.allowed_errors.items() if labels.get(name) in of)
+        return next(reversed([None, *by_label]))
+
+
+class BenchPlan(Frozen):
+    """What decides a benchmark."""
+
+    bench: Timing
+    labels: tuple[Label, ...] = ()
+
+
+class BenchPoint(Frozen):
+    """One case at one placement."""
+
+    case: str
+    settings: Settings
+    """What its script is told."""
 
 
 def check(recipe: LoadedRecipe[BenchTables], demands: Sequence[Demand]) -> Mapping[str, DataRequest]:
     """Hold the names inside recipe.toml, and what claims ask, against each other; raises InputError."""
-    check_names(recipe)
     tables = recipe.tables
+    _check_names(tables, recipe.manifest)
 
     def gives(point: str, scales: Sequence[str] = SCALES, *, placed: bool = True) -> bool:
         case, _, size = point.partition("@")
@@ -66,6 +136,64 @@ def check(recipe: LoadedRecipe[BenchTables], demands: Sequence[Demand]) -> Mappi
     return {}
 
 
+def _check_names(tables: BenchTables, place: str) -> None:
+    """Hold the names inside recipe.toml against each other; raises InputError."""
+
+    def demand(names: Iterable[str], known: Iterable[str], where: str) -> None:
+        for name in names:
+            require_known(name, known, "no such name", place=f"{place}:{where}")
+
+    labels = {one.name: one.values for one in tables.label}
+    options = {name: one for name, one in tables.bench.options.items() if type(one) in (int, float)}
+    demand(tables.at_least, options, "at_least")
+    _check_values(tables, tables.bench.options, f"{place}:bench.{OPTION}")
+    for case, settings in tables.cases.items():
+        _check_values(tables, settings, f"{place}:cases.{case}.")
+    for scale in SCALES:
+        demand(tables.scale(scale).cases, tables.cases, f"scales.{scale}.cases")
+    demand(tables.allowed_errors, labels, "allowed_errors")
+    for name, allowed in tables.allowed_errors.items():
+        demand(allowed, labels[name], f"allowed_errors.{name}")
+    for number, figure in enumerate(tables.figure):
+        demand((*figure.each, *figure.series, *figure.where), labels, f"figure.{number}")
+        for name, values in figure.where.items():
+            demand(values, labels[name], f"figure.{number}.where.{name}")
+        demand(figure.cases, tables.cases, f"figure.{number}.cases")
+
+
+def _check_values(tables: BenchTables, settings: Settings, place: str) -> None:
+    """Hold settings against the types of the recipe's options, their smallest values, and labels.
+
+    A list such as `dtypes` has values of the label `dtype`.
+
+    Raises:
+        InputError: a value is none of these; its place begins with `place`.
+    """
+    labels = {f"{one.name}s": one.values for one in tables.label}
+    for name, found in settings.items():
+        where, known = f"{place}{name}", tables.bench.options.get(name, found)
+        if type(found) is not type(known):
+            allowed, hint = KINDS[type(known)], f"the recipe has {json.dumps(known)}"
+            raise InputError("wrong type", place=where, found=found, allowed=allowed, hint=hint)
+        least = tables.at_least.get(name)
+        if least is not None and isinstance(found, (int, float)) and found < least:
+            raise InputError("too small", place=where, found=found, allowed=f"{least} or more")
+        for value in found if isinstance(found, tuple) and name in labels else ():
+            require_known(str(value), labels[name], "no such name", place=where)
+
+
+def measurement_ids(tables: BenchTables, metric: str) -> set[str] | None:
+    """Return the identifiers that measurements of `metric` can have; None where they have no metric such."""
+    if metric == "peak-memory":
+        return {metric}
+    if metric not in (*OF_OURS, *OF_BOTH, *BESIDE):
+        return None
+    names = {name for name in possible_names(tables.label) if name}
+    own = {name if metric == "time" else f"{name}/{metric}" for name in names}
+    beside = {f"{name}@{other}" for name in own for other in tables.baselines}
+    return own if metric in OF_OURS else beside if metric in BESIDE else own | beside
+
+
 def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoint]:
     """Turn a request into cases at placements.
 
@@ -84,9 +212,8 @@ def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoin
     elif sized := [key for key in KEYS if key in overrides]:
         place, found = f"--set {sized[0]}", overrides[sized[0]]
         raise InputError("this benchmark runs on one device", place=place, found=found)
-    _demand_types(tables.bench.options, overrides)
     bench = overlay(tables.bench, scale=scale.set, manifest=recipe.manifest, user=overrides)
-    check_values(tables, bench.options, f"--set {OPTION}")
+    _check_values(tables, bench.options, f"--set {OPTION}")
     # A setting that was asked for holds at every case, also where a case has its own.
     asked = {name: value for name, value in bench.options.items() if f"{OPTION}{name}" in overrides}
     points = tuple(
@@ -103,18 +230,6 @@ def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoin
     cases = Choice(name="cases", value=", ".join(point.id for point in points), because=timed)
     part = BenchPlan(bench=bench, labels=tables.label)
     return WorkloadPlan(part=part, points=points, choices=(cases, *left_out))
-
-
-def _demand_types(options: Settings, overrides: dict[str, Any]) -> None:
-    """Raise InputError for an option of another type than the recipe's, which only ranks would meet."""
-    for key, value in overrides.items():
-        known = options.get(key.removeprefix(OPTION)) if key.startswith(OPTION) else None
-        kind = list if isinstance(known, tuple) else type(known)
-        # `overlay` says how a list is written.
-        if known is None or type(value) is kind or (kind is list and isinstance(value, str)):
-            continue
-        hint = f"the recipe has {json.dumps(known)}"
-        raise InputError("wrong type", place=f"--set {key}", found=value, allowed=KINDS[kind], hint=hint)
 
 
 def describe(part: BenchPlan, points: Sequence[Point[BenchPoint]]) -> PlanDescription:
@@ -149,10 +264,5 @@ def settings(part: BenchPlan, point: Point[BenchPoint]) -> Fingerprint:
 def job(part: BenchPlan, point: Point[BenchPoint], _attempt: int, run: Run) -> BenchJob:
     """Return the job of a case."""
     shared = run.model_dump(exclude={"power"}) | {"point": point.id, "world_size": point.world_size}
-    return BenchJob(
-        **shared,
-        case=point.part.case,
-        settings=point.part.settings,
-        timing=part.bench,
-        labels=part.labels,
-    )
+    case, told = point.part.case, point.part.settings
+    return BenchJob(**shared, case=case, settings=told, timing=part.bench, labels=part.labels)

@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from twinrun.foundation.text import TERA, number, percent, plural
-from twinrun.manifests.claims import Claim
-from twinrun.manifests.vendor import Gpu
-from twinrun.protocol.bench import COPY, BenchResult, Call
+from twinrun.protocol.bench import COPY, Call
 from twinrun.protocol.measurements import Measurement
-from twinrun.workloads.bench.manifest import BenchPlan, BenchPoint, BenchTables, Figure
-from twinrun.workloads.bench.numbers import bus_bandwidth
+from twinrun.workloads.bench.numbers import CasePoint
+from twinrun.workloads.bench.plan import BenchPlan, BenchPoint, BenchTables, Figure
 from twinrun.workloads.tables_and_charts import (
     ABSENT,
     Bar,
     BarChart,
     Cell,
     Chart,
-    Curve,
     LineChart,
     Spot,
     Table,
     curve,
     exact,
+    exact_bar,
     measured,
     number_columns,
     sampled,
     text,
     word_columns,
 )
-from twinrun.workloads.workload import MeasuredPoint, Overview, PictureContext, RecordView
+from twinrun.workloads.workload import Overview, PictureContext, RecordView
 
 COLUMNS = ("ours\nms", "baseline\nms", "times\nas fast", "GB/s,\nof a copy", "bound ms,\nof bound", "error")
 BenchRecord = RecordView[BenchPlan, BenchPoint]
-CasePoint = MeasuredPoint[BenchPoint, BenchResult]
+Context = PictureContext[BenchTables]
 
 
 def show(record: BenchRecord) -> tuple[Table, ...]:
@@ -52,7 +50,7 @@ def show(record: BenchRecord) -> tuple[Table, ...]:
 
 
 def _row(point: CasePoint, name: str) -> tuple[Cell, ...]:
-    times = [one for one in point.measurements if one.metric == "time" and one.id.startswith(f"{name}@")]
+    times = [one for one in point.measurements if one.id.startswith(f"{name}@")]
     speedups = [one for one in point.measurements if one.id.startswith(f"{name}/speedup@")]
     metrics = ("bandwidth", "bandwidth-share", "bus-bandwidth", "roofline-time", "roofline-share", "error")
     moved, of_copy, bus, bound, of_bound, error = (point.measurement(f"{name}/{one}") for one in metrics)
@@ -87,180 +85,135 @@ class Drawn(NamedTuple):
 
     record: BenchRecord
     point: CasePoint
+    call: Call
     one: Measurement
 
     @property
-    def call(self) -> Call | None:
-        """The call that was measured."""
-        name = self.one.labels.get("call")
-        return next((call for call in self.point.result.calls if call.name == name), None)
+    def is_ours(self) -> bool:
+        """Whether it is of our call, and not of a baseline."""
+        return "@" not in self.one.id
 
 
-def overview(records: Sequence[BenchRecord], drawn: PictureContext[BenchTables]) -> Overview:
+def overview(records: Sequence[BenchRecord], drawn: Context) -> Overview:
     """Return the figures that the recipe declares, of all `records`."""
     charts: list[Chart] = []
     for place, figure in enumerate(drawn.recipe.tables.figure):
-        found = [
-            Drawn(record, point, one)
-            for record in records
-            for point in record.points
-            for one in point.measurements
-            if one.metric == figure.metric
-            and all(one.labels.get(name, values[0]) in values for name, values in figure.where.items())
-        ]
-        bars = figure.kind == "bars"
-        charts += _bars(figure, found, drawn) if bars else _lines(figure, found, drawn, f"lines-{place}")
+        # One picture for each combination of values of the labels that it is made for.
+        groups: dict[tuple[str, ...], list[Drawn]] = {}
+        for item in _drawn(figure, records):
+            groups.setdefault(tuple(item.call.labels.get(name, "") for name in figure.each), []).append(item)
+        for group, items in groups.items():
+            name = "-".join([figure.kind, str(place), *group])
+            charts += _bars(figure, items, drawn, name) if figure.kind == "bars" else ()
+            charts += [_lines(figure, items, drawn, name, group)] if figure.kind == "lines" else ()
     return Overview(charts=tuple(charts))
 
 
-def _groups(figure: Figure, found: Sequence[Drawn]) -> dict[tuple[str, ...], list[Drawn]]:
-    """Return what goes into each picture, by the values of the labels that it is made for."""
-    groups: dict[tuple[str, ...], list[Drawn]] = {}
-    for item in found:
-        groups.setdefault(tuple(item.one.labels.get(name, "") for name in figure.each), []).append(item)
-    return groups
+def _drawn(figure: Figure, records: Sequence[BenchRecord]) -> Iterator[Drawn]:
+    """Yield the measurements of a figure's metric at its cases, of calls with its labels."""
+    for record in records:
+        for point in record.points:
+            calls = {one.name: one for one in point.result.calls}
+            for one in point.measurements if point.id in (figure.cases or (point.id,)) else ():
+                call = calls.get(one.labels.get("call", ""))
+                if call and one.metric == figure.metric:
+                    labels = ((call.labels.get(name, few[0]), few) for name, few in figure.where.items())
+                    if all(value in few for value, few in labels):
+                        yield Drawn(record, point, call, one)
 
 
-def _part_of(claim: Claim, gpus: Mapping[str, Gpu], *, short: bool) -> str:
-    """Return the GPU that a claim is about, or the die of it."""
-    assert claim.hardware is not None
-    gpu = gpus[claim.hardware.gpu]
-    name = gpu.name.rpartition(" ")[2] if short else gpu.name
-    return f"{name} die" if claim.hardware.devices and gpu.devices_per_card > 1 else name
+def _claims(figure: Figure, items: Sequence[Drawn], drawn: Context) -> Iterator[tuple[str, float, str, str]]:
+    """Yield the case, the value, the device and the software of each claim about the calls of a picture."""
+    calls = {item.call.name for item in items}
+    for claim in drawn.recipe.published.claim:
+        about = claim.metric == figure.metric and claim.measurement in calls
+        if claim.hardware and claim.point and about and claim.point in (figure.cases or (claim.point,)):
+            gpu = drawn.gpus[claim.hardware.gpu]
+            die = " die" if claim.hardware.devices and gpu.devices_per_card > 1 else ""
+            device = f"{gpu.name.split(' ', 1)[-1]}{die}"
+            yield claim.point, claim.value, device, claim.hardware.software
 
 
-def _bars(figure: Figure, found: Sequence[Drawn], drawn: PictureContext[BenchTables]) -> Iterator[BarChart]:
-    claims = [one for one in drawn.recipe.published.claim if one.metric == figure.metric and one.point]
-    time = figure.metric == "time"
-    for case in figure.cases or dict.fromkeys(one.point for one in claims if one.point):
-        here = [item for item in found if item.point.id == case]
-        several = len({item.record.run for item in here}) > 1
-        for group, items in _groups(figure, here).items():
-            names = {item.one.labels["call"] for item in items}
-            bars = [
-                _published_bar(one, drawn.gpus)
-                for one in claims
-                if one.point == case and one.measurement in names
-            ]
-            bars += [bar for item in items for bar in _measured_bars(figure, item, several=several)]
-            title = next((item.call.title for item in items if item.call), case)
-            marks = "".join(letter if letter.isalnum() else "-" for letter in case)
-            yield BarChart(
-                name="-".join(["bars", *group, marks]),
-                title=f"{title[:1].upper()}{title[1:]}, {case}",
-                unit="milliseconds" if time else items[0].one.unit,
-                better="lower" if time else "higher",
-                bars=tuple(bars),
-                notes=("The axis is linear from zero.",),
-            )
-
-
-def _published_bar(claim: Claim, gpus: Mapping[str, Gpu]) -> Bar:
-    assert claim.hardware is not None
-    part, value = _part_of(claim, gpus, short=True), claim.value
-    ends = {"value": value, "low": value, "high": value}
-    detail = f"{part}: {claim.hardware.software}"
-    return Bar(label=f"published, {part}", kind="published", detail=detail, **ends)
+def _bars(figure: Figure, items: Sequence[Drawn], drawn: Context, name: str) -> Iterator[BarChart]:
+    """Yield for each case what was published of it, our bars and those of baselines, and the bound."""
+    claims, time = list(_claims(figure, items, drawn)), figure.metric == "time"
+    for case in figure.cases or dict.fromkeys(case for case, *_ in claims):
+        here = [item for item in items if item.point.id == case]
+        bars = [
+            exact_bar(f"published, {device}", "published", value, f"{device}: {software}")
+            for at, value, device, software in claims
+            if at == case
+        ]
+        several, title = len({item.record.run for item in here}) > 1, here[0].call.title if here else case
+        bars += (bar for item in here for bar in _measured_bars(figure, item, several=several))
+        yield BarChart(
+            name=f"{name}-{''.join(letter if letter.isalnum() else '-' for letter in case)}",
+            title=f"{figure.title or title[:1].upper() + title[1:]}, {case}",
+            unit="milliseconds" if time else items[0].one.unit,
+            better="lower" if time else "higher",
+            bars=tuple(bars),
+            notes=("The axis is linear from zero.",),
+        )
 
 
 def _measured_bars(figure: Figure, item: Drawn, *, several: bool) -> Iterator[Bar]:
-    record, point, one = item
-    call, who = item.call, one.labels["implementation"]
-    where = f"{record.gpu.name.split()[1] if record.gpu else 'here'} " if several else ""
-    ours = one.id == one.labels["call"]
-    what = ", ".join(filter(None, (one.labels.get(name, "") for name in figure.series)))
-    made = (call.ours, *call.baselines) if call else ()
-    version = next((by.version for by in made if by.name == who), "")
+    record, point, call, one = item
+    who, gpu = one.labels["implementation"], record.gpu.name if record.gpu else "here"
+    where = f"{gpu}, " if several else ""
+    what = ", ".join(filter(None, (call.labels.get(name, "") for name in figure.series)))
+    version = next((by.version for by in (call.ours, *call.baselines) if by.name == who), "")
     yield Bar(
-        label=f"{where}{'ours' if ours else who} {what}",
-        kind="measured" if ours else "baseline",
+        label=f"{where}{'ours' if item.is_ours else who} {what}",
+        kind="measured" if item.is_ours else "baseline",
         value=one.median,
         low=one.low,
         high=one.high,
         detail=f"{who} {version}, {record.label}; median, lowest to highest of {one.count}",
     )
-    if ours and figure.metric == "time" and (bound := point.measurement(f"{one.id}/roofline-time")):
-        ends = {"value": bound.median, "low": bound.median, "high": bound.median}
-        formula = call.work.formula if call and call.work else ""
-        detail = f"{formula}, set by {bound.labels['resource']}"
-        yield Bar(label=f"{where}bound {what}", kind="bound", detail=detail, **ends)
+    if item.is_ours and figure.metric == "time" and (bound := point.measurement(f"{one.id}/roofline-time")):
+        detail = f"{call.work.formula if call.work else ''}, set by {bound.labels['resource']}"
+        yield exact_bar(f"{where}bound {what}", "bound", bound.median, detail)
 
 
 def _lines(
-    figure: Figure, found: Sequence[Drawn], drawn: PictureContext[BenchTables], name: str
-) -> Iterator[LineChart]:
-    found = [item for item in found if not figure.cases or item.point.id in figure.cases]
+    figure: Figure, items: Sequence[Drawn], drawn: Context, name: str, group: Sequence[str]
+) -> LineChart:
+    """Return a chart over a setting of the cases: a curve for each GPU and software, run and series."""
+    over, cases = str(figure.over), drawn.recipe.tables.cases
     silent = {one.name: one.default for one in drawn.recipe.tables.label}
-    runs = {item.record.run: item.record.label for item in found}
-    shared = Counter(runs.values())
-    points = list(dict.fromkeys((item.record.run, item.point.id) for item in found))
-    every = sorted(
-        (*found, *_baselines(figure, found)),
-        key=lambda item: points.index((item.record.run, item.point.id)),
+    shared = Counter({item.record.run: item.record.label for item in items}.values())
+    published: dict[tuple[str, str], list[Spot]] = {}
+    for case, value, device, software in _claims(figure, items, drawn):
+        if isinstance(x := cases.get(case, {}).get(over), int):
+            published.setdefault((device, software), []).append(exact(x, value))
+    series: dict[str, dict[float, Spot]] = {}
+    for item in sorted(items, key=lambda one: not one.is_ours):
+        record, point, call, one = item
+        # A baseline is timed beside each of our calls, and drawn once: labels of a series are ours.
+        labels = [label for key in figure.series if (label := call.labels.get(key)) != silent[key]]
+        # Records that share a label are told apart by their times.
+        run = f"run {record.run[:15]}" if shared[record.label] > 1 else ""
+        devices = f"{point.devices} devices" if point.devices > 1 else ""
+        own = labels if item.is_ours else []
+        parts = filter(None, (record.label, run, *own, one.labels["implementation"], devices))
+        if isinstance(x := point.part.settings.get(over), int):
+            series.setdefault(", ".join(parts), {}).setdefault(x, sampled(x, one))
+    curves = [
+        *(
+            curve(f"published: {device}", "published", place, spots, detail)
+            for place, ((device, detail), spots) in enumerate(published.items())
+        ),
+        *(
+            curve(label, "measured", place, spots.values())
+            for place, (label, spots) in enumerate(series.items())
+        ),
+    ]
+    return LineChart(
+        name=name,
+        title=", ".join([figure.title or figure.metric.replace("-", " "), *group]),
+        x_label=over,
+        x_scale="log2",
+        y_label=f"{items[0].one.unit} per {items[0].one.per}",
+        y_scale="count",
+        curves=tuple(curves),
     )
-    for group, items in _groups(figure, every).items():
-        series: dict[str, list[Spot]] = {}
-        for record, point, one in items:
-            values = [one.labels.get(key, "") for key in figure.series if one.labels.get(key) != silent[key]]
-            devices = f"{point.devices} devices" if point.devices > 1 else ""
-            # Records that share a label are told apart by their times.
-            run = f"run {record.run[:15]}" if shared[record.label] > 1 else ""
-            parts = filter(None, (record.label, run, *values, one.labels["implementation"], devices))
-            value = point.part.settings.get(str(figure.over))
-            x = float(value) if isinstance(value, int) else 0.0
-            series.setdefault(", ".join(parts), []).append(sampled(x, one))
-        names, unit = {item.one.labels.get("call", "") for item in items}, items[0].one
-        curves = [
-            curve(label, "measured", place, spots) for place, (label, spots) in enumerate(series.items())
-        ]
-        yield LineChart(
-            name="-".join([name, figure.metric, *group]),
-            title=", ".join([figure.metric.replace("-", " "), *group, *_in_common(figure, drawn)]),
-            x_label=str(figure.over),
-            x_scale="log2",
-            y_label=f"{unit.unit} per {unit.per}",
-            y_scale="count",
-            curves=(*_published_lines(figure, names, drawn), *curves),
-        )
-
-
-def _published_lines(figure: Figure, calls: set[str], drawn: PictureContext[BenchTables]) -> Iterator[Curve]:
-    """Yield what claims say of a figure's cases: a curve for each GPU and software."""
-    found: dict[tuple[str, str], list[Spot]] = {}
-    for claim in drawn.recipe.published.claim:
-        x = drawn.recipe.tables.cases.get(claim.point or "", {}).get(str(figure.over))
-        about = claim.metric == figure.metric and claim.measurement in calls
-        if (
-            claim.hardware
-            and about
-            and isinstance(x, int)
-            and claim.point in (figure.cases or (claim.point,))
-        ):
-            name = _part_of(claim, drawn.gpus, short=False)
-            found.setdefault((name, claim.hardware.software), []).append(exact(float(x), claim.value))
-    for place, ((name, detail), spots) in enumerate(found.items()):
-        yield curve(f"published: {name}", "published", place, spots, detail)
-
-
-def _in_common(figure: Figure, drawn: PictureContext[BenchTables]) -> Iterator[str]:
-    """Yield the counts that the cases of a figure share, where it names its cases."""
-    for name in ("batch", "heads"):
-        values = {drawn.recipe.tables.cases[case].get(name) for case in figure.cases}
-        if len(values) == 1 and None not in values:
-            yield f"{name} {values.pop()}"
-
-
-def _baselines(figure: Figure, found: Sequence[Drawn]) -> list[Drawn]:
-    """Return the bus bandwidth of each baseline once a point, though it is timed beside each of our calls."""
-    kept: dict[tuple[str, ...], Drawn] = {}
-    for item in found if figure.metric == "bus-bandwidth" else ():
-        for time in item.point.measurements:
-            if time.metric == "time" and time.id.startswith(f"{item.one.labels['call']}@") and item.call:
-                # Without the labels of a series, which tell calls of ours apart.
-                labels = {name: time.labels.get(name, "") for name in (*figure.each, "implementation")}
-                bandwidth = bus_bandwidth(item.call, time)
-                assert bandwidth is not None
-                key = (item.record.run, item.point.id, *labels.values())
-                one = bandwidth.model_copy(update={"labels": labels})
-                kept.setdefault(key, item._replace(one=one))
-    return list(kept.values())

@@ -123,7 +123,7 @@ def rules(
     training = trained(part.training, layout)
     begin, end = (leg.begin, leg.end) if leg else (0, training.steps)
     yield from whole_training(training, shape, result, begin=begin, end=end)
-    tried = len(point.attempts)
+    tried = len(point.sent.attempts)
     fitting = planned.microbatches[tried] if tried < len(planned.microbatches) else None
     yield from held("the microbatch", result.microbatch, fitting)
     if layout is None or layout.framework == "torch":

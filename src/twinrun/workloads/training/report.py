@@ -7,8 +7,7 @@ from typing import Any
 
 from twinrun.foundation.text import number
 from twinrun.manifests.published import PublishedClaims
-from twinrun.workloads.curve_charts import distance_in_words, parity_charts, series_chart
-from twinrun.workloads.curve_distance import parity, values_of
+from twinrun.workloads.curve_distance import distance_in_words, parity, parity_charts, series_chart, values_of
 from twinrun.workloads.tables_and_charts import (
     Chart,
     Curve,
@@ -73,7 +72,7 @@ def _notes(record: TrainingRecord) -> Iterator[str]:
     yield from (f"by {name}: {more / least:.3f} times as many" for name, more in others)
     for point in record.points:
         time, made = point.measurement("step-time"), point.planned.predicted
-        for known in made[len(point.attempts) : len(point.attempts) + 1]:
+        for known in made[len(point.sent.attempts) : len(point.sent.attempts) + 1]:
             if time and known.seconds and known.covers:
                 ends, off = " to ".join(map(number, known.covers)), known.seconds / time.median - 1
                 yield f"predicted of {point.id}: {number(known.seconds)} s/step, {ends}: {off:+.1%}"
