@@ -16,7 +16,6 @@ from twinrun.planning.project import Project
 from twinrun.protocol.models import member
 from twinrun.protocol.scores import SampleFile, compare_scores, paired, read_samples
 from twinrun.report.comparison import comparison_view, scores_view
-from twinrun.report.form import send
 from twinrun.report.hardware import choices, prices_of, write_hardware_page
 from twinrun.report.page import write_recipe_report, write_report
 from twinrun.report.summary import selected
@@ -27,7 +26,7 @@ from twinrun.results.judge import judge_between
 from twinrun.results.judged import Judged
 from twinrun.results.reading import confirmations, confirmed_by, read_record, read_records, read_run
 from twinrun.results.scores import claim_called, demand_recorded, judge_scores
-from twinrun.results.submission import FILE, add_submission
+from twinrun.results.submission import FILE, add_submission, write_submission
 from twinrun.results.verdicts import FAILURES
 
 
@@ -197,7 +196,9 @@ def report(
 
         return _written(write_crate(out or run.folder / "crate", run))
     if form:
-        return _written(send(run, out or (path if path.is_dir() else Path()) / FILE))
+        file = out or (path if path.is_dir() else Path()) / FILE
+        write_submission(file, run.record, run.file)
+        return _written(file)
     tell(f"the record is {run.record.signer}")
     for claim, who in confirmed_by(run.record).items():
         tell(f"{claim}: confirmed by {who}")

@@ -128,9 +128,8 @@ def run(
 def _ended(run: FinishedRun) -> Shown:
     """Write what a run has found, and return it; the code is 1 where a claim or a check failed."""
     from twinrun.export.check_files import write_check_files
-    from twinrun.report.form import offer
     from twinrun.report.page import write_report
-    from twinrun.report.tables import run_tables, verdict_table
+    from twinrun.report.tables import offer, run_tables, verdict_table
     from twinrun.report.terminal import RUN_COLUMNS
     from twinrun.report.words import headline
     from twinrun.results.verdicts import FAILURES

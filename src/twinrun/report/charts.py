@@ -6,23 +6,23 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable
-from itertools import groupby
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import number, percent
 from twinrun.report.picture import COLOURS, HEIGHT, SERIES, Key, Picture, canvas, label_logarithmic, svg_text
 from twinrun.workloads.tables_and_charts import (
-    Bar,
-    BarKind,
     Chart,
     Curve,
     CurveKind,
     LineChart,
+    Mark,
+    MarkKind,
+    Row,
+    RowChart,
 )
 
 # Marks of matplotlib, and the characters that stand for them in text.
@@ -39,7 +39,7 @@ LOOKS: dict[CurveKind, tuple[str, str, str]] = {
     "bound": ("ink", "_", "--"),
 }
 # By kind of a mark in a row: its colour, its shape, and what it is called.
-MARKS: dict[BarKind, tuple[str, str, str]] = {
+MARKS: dict[MarkKind, tuple[str, str, str]] = {
     "published": ("published", "D", "published"),
     "measured": ("measured", "o", "measured here"),
     "predicted": ("predicted", "o", "predicted, with its interval"),
@@ -56,56 +56,21 @@ TICKS: dict[str, Callable[[float], str]] = {"share": "{:.0%}".format, "relative"
 LABEL_LETTERS, INCHES_A_LINE, INCHES_AROUND = 30, 0.2, 0.75
 
 
-class Row(Frozen):
-    """Marks of one thing on one line, for example of a GPU."""
-
-    label: str
-    marks: tuple[Bar, ...] = ()
-    said: str | None = None
-    """What stands at the end of the row; the values of its marks where it is left out."""
-
-    @property
-    def words(self) -> str:
-        """What stands at the end of the row."""
-        signs = [sign_of(one.kind) for one in self.marks] if len(self.marks) > 1 else [""]
-        values = (f"{sign} {_short(one.value)}" for sign, one in zip(signs, self.marks, strict=True))
-        return self.said if self.said is not None else "  ".join(values).strip() if self.marks else ""
-
-
-class RowChart(Frozen):
-    """Rows of marks over one axis."""
-
-    name: str
-    title: str
-    x_label: str
-    """With unit."""
-    rows: tuple[Row, ...]
-    ticks: dict[float, str] | None = None
-    """Of a logarithmic axis that ends with the first and the last; linear from 0 where there are none."""
-    notes: tuple[str, ...] = ()
-
-
 def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def sign_of(kind: BarKind) -> str:
+def sign_of(kind: MarkKind) -> str:
     """Return the character that stands for the mark of a kind in text."""
     return HOLLOW if kind == "predicted" else SIGNS[MARKS[kind][1]]
 
 
 def draw(chart: Chart) -> Picture:
-    """Draw a chart of any kind."""
-    if isinstance(chart, LineChart):
-        return draw_lines(chart)
-    rows = tuple(
-        Row(label=label, marks=tuple(bars)) for label, bars in groupby(chart.bars, lambda bar: bar.label)
-    )
-    notes = (f"{chart.better.capitalize()} is better.", *chart.notes)
-    return draw_rows(RowChart(name=chart.name, title=chart.title, x_label=chart.unit, rows=rows, notes=notes))
+    """Draw a chart of either kind."""
+    return draw_lines(chart) if isinstance(chart, LineChart) else _draw_rows(chart)
 
 
-def draw_rows(chart: RowChart) -> Picture:
+def _draw_rows(chart: RowChart) -> Picture:
     """Draw a line for each row, with its values at the end."""
     labels = [textwrap.fill(row.label, LABEL_LETTERS) for row in chart.rows]
     lines = sum(1.3 + label.count("\n") for label in labels)
@@ -117,7 +82,9 @@ def draw_rows(chart: RowChart) -> Picture:
             # What is known lies over what is predicted.
             for one in sorted(row.marks, key=lambda mark: mark.kind != "predicted"):
                 _draw_mark(axes, one, place, low, high)
-            axes.text(1.02, place, row.words, va="center", fontsize=9, transform=axes.get_yaxis_transform())
+            axes.text(
+                1.02, place, _end_of(row), va="center", fontsize=9, transform=axes.get_yaxis_transform()
+            )
         axes.set_yticks(range(len(chart.rows)), labels, fontsize=9)
         axes.set_ylim(len(chart.rows) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
@@ -140,12 +107,19 @@ def draw_rows(chart: RowChart) -> Picture:
     return Picture(svg=svg, title=chart.title, keys=tuple(keys), notes=chart.notes)
 
 
+def _end_of(row: Row) -> str:
+    """Return what stands at the end of a row."""
+    signs = [f"{sign_of(one.kind)} " for one in row.marks] if len(row.marks) > 1 else [""]
+    values = "  ".join(f"{sign}{_short(one.value)}" for sign, one in zip(signs, row.marks, strict=False))
+    return values if row.said is None else row.said
+
+
 def _said(row: Row) -> str:
     marks = (f"{one.kind} {number(one.value)}" for one in row.marks)
     return f"{row.label}: {', '.join([*marks, *([row.said] if row.said else [])])}"
 
 
-def _draw_mark(axes: Axes, one: Bar, place: int, low: float, high: float) -> None:
+def _draw_mark(axes: Axes, one: Mark, place: int, low: float, high: float) -> None:
     value, start, end = (min(max(x, low), high) for x in (one.value, one.low, one.high))
     mark = _mark_of(one.kind)
     if end > start:
@@ -154,7 +128,7 @@ def _draw_mark(axes: Axes, one: Bar, place: int, low: float, high: float) -> Non
     axes.add_line(mark)
 
 
-def _mark_of(kind: BarKind) -> Line2D:
+def _mark_of(kind: MarkKind) -> Line2D:
     colour, mark, label = MARKS[kind]
     face = COLOURS["paper" if kind == "predicted" else colour]
     look = {"color": COLOURS[colour], "markerfacecolor": face, "markersize": 6.5, "linestyle": ""}

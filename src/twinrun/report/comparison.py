@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -19,7 +20,7 @@ from twinrun.results.compare import Comparison, MeasurementPair, SettingChange
 from twinrun.results.judged import Judged
 from twinrun.results.parity import METRIC, CurveParity
 from twinrun.workloads.curve_distance import CurveOutcome, parity_charts
-from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns
+from twinrun.workloads.tables_and_charts import Cell, Table, number_columns, text, word_columns, word_table
 
 # The first characters tell hashes apart; the JSON has all of them.
 HASH = re.compile(r"([0-9a-f]{12})[0-9a-f]{28,}")
@@ -39,21 +40,14 @@ def comparison_view(comparison: Comparison) -> Group:
     )
 
 
-def pairs_tables(comparison: Comparison) -> list[Table]:
-    """Return a table for each pair of points, with a row for each measurement that both have."""
-    tables = []
-    for name in dict.fromkeys(map(_points, comparison.pairs)):
-        pairs = [one for one in comparison.pairs if _points(one) == name]
-        columns = (*word_columns("measurement"), *map(_numbers, ("A", "B", "B times as good")))
+def pairs_tables(comparison: Comparison) -> Iterator[Table]:
+    """Yield a table for each pair of points, with a row for each measurement that both have."""
+    columns = (*word_columns("measurement"), *number_columns("A", "B", "B times as good"))
+    for (a, b), found in groupby(comparison.pairs, lambda one: (one.point_a, one.point_b)):
+        pairs = list(found)
         notes = tuple(dict.fromkeys(pair.formula for pair in pairs if pair.formula))
-        tables.append(
-            Table(title=f"{name}: medians", columns=columns, rows=tuple(map(_row, pairs)), notes=notes)
-        )
-    return tables
-
-
-def _numbers(title: str) -> Column:
-    return Column(title=title)
+        title = f"{a if a == b else f'{a} and {b}'}: medians"
+        yield Table(title=title, columns=columns, rows=tuple(map(_row, pairs)), notes=notes)
 
 
 def _row(pair: MeasurementPair) -> tuple[Cell, ...]:
@@ -70,17 +64,9 @@ def _row(pair: MeasurementPair) -> tuple[Cell, ...]:
 
 def differences_table(differences: Sequence[SettingChange]) -> Table:
     """Return what differs, largest likely effect on speed first."""
-    rows = [(one.name, _short(one.a), _short(one.b), one.speed, one.numerics) for one in differences]
-    columns = word_columns("differs", "A", "B", "speed", "numerics")
-    return _words("Differences, by their likely effect on speed and numerics", columns, rows)
-
-
-def _words(title: str, columns: tuple[Column, ...], rows: Sequence[Sequence[str]]) -> Table:
-    return Table(title=title, columns=columns, rows=tuple(tuple(map(text, row)) for row in rows))
-
-
-def _points(pair: MeasurementPair) -> str:
-    return pair.point_a if pair.point_a == pair.point_b else f"{pair.point_a} and {pair.point_b}"
+    rows = ((one.name, _short(one.a), _short(one.b), one.speed, one.numerics) for one in differences)
+    heads = ("differs", "A", "B", "speed", "numerics")
+    return word_table("Differences, by their likely effect on speed and numerics", heads, rows)
 
 
 def _short(value: str) -> str:
@@ -119,7 +105,7 @@ def scores_table(found: ScoreComparison, *, rules: dict[str, str]) -> Table:
     together, alone = (percent(1 - 2 * found.error_rate / count) for count in (1, len(found.tasks)))
     return Table(
         title=f"Scores on the same {plural(found.mean.documents, 'document')}",
-        columns=(*word_columns("task"), *map(_numbers, SCORE_COLUMNS), *word_columns("outcome")),
+        columns=(*word_columns("task"), *number_columns(*SCORE_COLUMNS), *word_columns("outcome")),
         rows=tuple(_score_row(one, rules.get(one.task, "")) for one in (*found.tasks, found.mean)),
         notes=(
             f"The interval of the mean holds at {together}, those of tasks at {alone}, together {together}.",
@@ -153,23 +139,23 @@ def parity_view(found: Sequence[CurveParity]) -> Group:
     """Return the verdict on each pair of curves, and its windows."""
     parts: list[RenderableType] = []
     for one in found:
-        parts += [
-            Text(HEADLINES[one.parity.outcome][0], style="bold"),
-            Text(f"{one.b.name} against {one.a.name}: {one.parity.reason}\n"),
-            *([View(windows_table(one))] if one.parity.windows else []),
-        ]
+        parts.append(Text(HEADLINES[one.parity.outcome][0], style="bold"))
+        parts.append(Text(f"{one.b.name} against {one.a.name}: {one.parity.reason}\n"))
+        parts += [View(windows_table(one))] if one.parity.windows else []
     return Group(*parts)
 
 
 def windows_table(held: CurveParity) -> Table:
     """Return a row for the whole curve and one for its first steps."""
-    rows = []
-    for one in held.parity.windows:
-        controls = f"{min(one.controls):.2g} to {max(one.controls):.2g}"
-        distance, envelope = f"{one.distance:.2g}", f"{one.envelope:.2g}"
-        rows.append((f"{one.name}, {one.steps}", distance, str(one.step), envelope, controls))
-    columns = word_columns("over", "largest difference", "at step", "envelope", "control runs")
-    return _words("Relative differences", columns, rows)
+    rows = (
+        (
+            *(f"{one.name}, {one.steps}", f"{one.distance:.2g}", str(one.step), f"{one.envelope:.2g}"),
+            f"{min(one.controls):.2g} to {max(one.controls):.2g}",
+        )
+        for one in held.parity.windows
+    )
+    heads = ("over", "largest difference", "at step", "envelope", "control runs")
+    return word_table("Relative differences", heads, rows)
 
 
 def write_parity_page(path: Path, found: Sequence[CurveParity], *, a: Judged, b: Judged) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.text import markdown_table, number, percent
@@ -19,14 +19,25 @@ from twinrun.predict.parallel_layout import Recomputation, Shards
 from twinrun.predict.prediction import Prediction
 from twinrun.predict.request import LayoutSettings, machines_of, predict_at
 from twinrun.protocol.models import ModelShape, member, members
-from twinrun.report.charts import Row, RowChart, draw_rows, sign_of
+from twinrun.report.charts import draw, sign_of
 from twinrun.report.page import figure_text, render_page
 from twinrun.results.judged import Judged
 from twinrun.workloads import load_workload
-from twinrun.workloads.tables_and_charts import ABSENT, Bar, Cell, Column, Table, text
+from twinrun.workloads.tables_and_charts import (
+    ABSENT,
+    Cell,
+    Column,
+    Mark,
+    MarkKind,
+    Row,
+    RowChart,
+    Table,
+    exact_mark,
+    text,
+)
 from twinrun.workloads.workload import CardRate, PictureContext, RecordView
 
-Mark = Literal["published", "measured", "predicted"]
+Origin = Literal["published", "measured", "predicted"]
 DEVICES, GLOBAL_BATCH, PRECISION = 8, 512, "bf16"
 # Ways to train, the one that spares most first.
 WAYS: tuple[tuple[str, Shards, Recomputation], ...] = (
@@ -44,24 +55,14 @@ def per_device(rate: CardRate) -> float:
     return (rate.tokens or 0.0) / rate.gpu.devices_per_card
 
 
-def mark_of(rate: CardRate) -> Mark:
+def mark_of(rate: CardRate) -> Origin:
     """Return how a known speed is marked: a claim and a reference were both published."""
     return "measured" if rate.mark == "measured" else "published"
 
 
-class HardwareNumber(NamedTuple):
-    """Tokens a second of a device, as published, measured or predicted."""
-
-    kind: Mark
-    value: float
-    low: float
-    high: float
-    detail: str
-
-    @property
-    def shown(self) -> Cell:
-        """The number with its mark, from which no line break parts it."""
-        return text(f"{sign_of(self.kind)}\N{NO-BREAK SPACE}{self.value:,.0f}", self.detail)
+def marked(kind: MarkKind, said: str) -> str:
+    """Return a number after its mark, from which no line break parts it."""
+    return f"{sign_of(kind)}\N{NO-BREAK SPACE}{said}"
 
 
 @dataclass(frozen=True)
@@ -78,23 +79,25 @@ class HardwareChoice:
     """How little must be split or recomputed there; None where nothing fits."""
 
     @cached_property
-    def numbers(self) -> dict[str, HardwareNumber]:
-        """The best number of each kind, by its kind."""
-        found: dict[str, HardwareNumber] = {}
-        for kind in ("published", "measured"):
-            if rates := [one for one in self.known if mark_of(one) == kind]:
-                best, slowest = per_device(rates[0]), per_device(rates[-1])
-                said = rates[0].label + (f"; slowest recipe {slowest:,.0f}" if len(rates) > 1 else "")
-                found[kind] = HardwareNumber(mark_of(rates[0]), best, best, best, said)
+    def numbers(self) -> dict[str, Mark]:
+        """The best number of each kind, by its kind, in tokens a second of a device."""
+        found, kinds = dict[str, Mark](), dict[Origin, list[float]]()
+        for rate in self.known:
+            kinds.setdefault(mark_of(rate), []).append(per_device(rate))
+        for kind, speeds in kinds.items():
+            said = next(one.label for one in self.known if mark_of(one) == kind)
+            slowest = f"; slowest recipe {speeds[-1]:,.0f}" if len(speeds) > 1 else ""
+            found[kind] = exact_mark(kind, speeds[0], f"{said}{slowest}")
         one = self.predicted
         if one and self.way and one.interval and one.tokens_per_second:
             low, high = one.interval
             said = f"{low:,.0f} to {high:,.0f}; {self.way}"
-            found["predicted"] = HardwareNumber("predicted", one.tokens_per_second, low, high, said)
+            mark = Mark(kind="predicted", value=one.tokens_per_second, low=low, high=high, detail=said)
+            found["predicted"] = mark
         return found
 
     @property
-    def best(self) -> HardwareNumber | None:
+    def best(self) -> Mark | None:
         """The fastest that was published or measured, else the prediction."""
         known = [one for kind, one in self.numbers.items() if kind != "predicted"]
         return max(known, key=lambda one: one.value, default=self.numbers.get("predicted"))
@@ -104,11 +107,11 @@ class HardwareChoice:
         """The GPU, and a precision that is not the usual one."""
         return self.gpu.name if self.precision == PRECISION else f"{self.gpu.name} in {self.precision}"
 
-    def marks(self, scale: float) -> tuple[Bar, ...]:
+    def marks(self, scale: float) -> tuple[Mark, ...]:
         """Return the numbers times `scale`, as marks of a picture."""
         return tuple(
-            Bar(kind=kind, value=value * scale, low=low * scale, high=high * scale, label="", detail="")
-            for kind, value, low, high, _ in self.numbers.values()
+            Mark(kind=one.kind, value=one.value * scale, low=one.low * scale, high=one.high * scale)
+            for one in self.numbers.values()
         )
 
 
@@ -129,14 +132,13 @@ def choices(project: Project, records: Sequence[Judged], *, only: str | None = N
         records: judged records of any recipe; those that were sent in are left out.
         only: one model.
     """
-    found: defaultdict[str, defaultdict[tuple[str, str], list[CardRate]]]
-    found = defaultdict(lambda: defaultdict(list))
-    for rate in _rates(project, records):
-        if rate.model in members() and only in {None, rate.model}:
-            found[rate.model][rate.gpu.id, rate.precision].append(rate)
-    shapes = {name: member(name, place="model") for name in ([only] if only else found)}
-    ordered = sorted(shapes.items(), key=lambda item: item[1].parameters())
-    return [_of_model(project, name, shape, found[name]) for name, shape in ordered]
+    rates = [one for one in _rates(project, records) if one.model in members()]
+    names = [only] if only else dict.fromkeys(one.model for one in rates)
+    shapes = ((name, member(name, place="model")) for name in names)
+    return [
+        _of_model(project, name, shape, [one for one in rates if one.model == name])
+        for name, shape in sorted(shapes, key=lambda item: item[1].parameters())
+    ]
 
 
 def _rates(project: Project, records: Sequence[Judged]) -> Iterator[CardRate]:
@@ -151,14 +153,14 @@ def _rates(project: Project, records: Sequence[Judged]) -> Iterator[CardRate]:
         yield from (rate for rate in rates if rate.tokens)
 
 
-def _of_model(
-    project: Project, name: str, shape: ModelShape, known: Mapping[tuple[str, str], Sequence[CardRate]]
-) -> ModelChoices:
+def _of_model(project: Project, name: str, shape: ModelShape, known: Sequence[CardRate]) -> ModelChoices:
     made = []
-    for gpu, precision in dict.fromkeys([*known, *((gpu, PRECISION) for gpu in project.gpus)]):
+    pairs = [*((one.gpu.id, one.precision) for one in known), *((gpu, PRECISION) for gpu in project.gpus)]
+    for gpu, precision in dict.fromkeys(pairs):
         row = project.gpus[gpu]
         way, predicted = _predicted(name, shape, row) if precision == PRECISION else (None, None)
-        rates = sorted(known.get((gpu, precision), ()), key=per_device, reverse=True)
+        rates = [one for one in known if (one.gpu.id, one.precision) == (gpu, precision)]
+        rates.sort(key=per_device, reverse=True)
         made.append(HardwareChoice(row, precision, tuple(rates), predicted, way))
     made.sort(key=lambda one: (-(one.best.value if one.best else 0.0), one.gpu.id))
     return ModelChoices(name, shape, tuple(made))
@@ -181,7 +183,7 @@ def _predicted(name: str, shape: ModelShape, gpu: Gpu) -> tuple[str | None, Pred
 
 def write_hardware_page(path: Path, found: Sequence[ModelChoices], prices: Mapping[str, float]) -> None:
     """Write the page as one HTML file; `prices` are of a device for an hour, by GPU."""
-    models = [(one.name, draw_rows(picture_of(one)), table_of(one, prices)) for one in found]
+    models = [(one.name, draw(picture_of(one)), table_of(one, prices)) for one in found]
     render_page(path, "hardware.html.j2", first=first_sentence(found), models=models)
 
 
@@ -193,7 +195,7 @@ def hardware_excerpt(found: Sequence[ModelChoices]) -> str:
         for kind in ("published", "measured", "predicted"):
             known = [(two.numbers[kind].value, two) for two in one.choices if kind in two.numbers]
             best = max(known, key=lambda each: each[0], default=None)
-            cells.append(f"{best[1].numbers[kind].shown.text}, {best[1].name}" if best else ABSENT)
+            cells.append(f"{_shown(best[1].numbers[kind]).text}, {best[1].name}" if best else ABSENT)
         rows.append(cells)
     titles = ("model", "parameters", "fastest published", "measured here", "predicted")
     note = "Numbers are tokens/s of a device: a card of two dies is two. A model's page has every GPU."
@@ -208,7 +210,7 @@ def model_page(one: ModelChoices) -> str:
     parts = [
         f"---\nhide:\n  - toc\n---\n\n# {one.name}: which hardware to choose",
         f"[All models](../hardware.md)\n\n**{fastest(one)}**",
-        f'<div class="excerpt">\n{figure_text(draw_rows(picture_of(one)))}\n</div>',
+        f'<div class="excerpt">\n{figure_text(draw(picture_of(one)))}\n</div>',
         f"## {table.title}\n\n{numbers}",
         *table.notes,
     ]
@@ -260,8 +262,7 @@ def picture_of(one: ModelChoices) -> RowChart:
 
 def table_of(one: ModelChoices, prices: Mapping[str, float]) -> Table:
     """Return a row for each GPU and precision."""
-    titles = ["GPU", "precision", "published", "measured here", "predicted", "MFU"]
-    titles += ["price of 1B tokens"] if prices else []
+    rows = [_row(one, choice, prices) for choice in one.choices]
     known = (two for choice in one.choices for two in choice.known if mark_of(two) == "published")
     sources = dict.fromkeys(two.document for two in known)
     notes = (
@@ -273,25 +274,34 @@ def table_of(one: ModelChoices, prices: Mapping[str, float]) -> Table:
     )
     return Table(
         title=f"{one.name}, {one.shape.parameters() / 1e9:.3g}B parameters",
-        columns=tuple(Column(title=title, numeric=place > 1) for place, title in enumerate(titles)),
-        rows=tuple(_row(one, choice, prices) for choice in one.choices),
+        columns=tuple(Column(title=title, numeric=place > 1) for place, title in enumerate(rows[0])),
+        rows=tuple(tuple(row.values()) for row in rows),
         notes=notes,
     )
 
 
-def _row(one: ModelChoices, choice: HardwareChoice, prices: Mapping[str, float]) -> tuple[Cell, ...]:
-    best, gpu = choice.best, choice.gpu
-    absent = dict.fromkeys(("published", "measured"), text(ABSENT)) | {"predicted": _unknown(choice)}
-    numbers = absent | {kind: found.shown for kind, found in choice.numbers.items()}
-    share = cost = text(ABSENT)
-    if best:
-        sign, rate = f"{sign_of(best.kind)}\N{NO-BREAK SPACE}", best.value
-        if choice.precision == PRECISION:
-            share = text(sign + percent(rate * one.shape.flops_per_token() / gpu.device_peak_flops))
-        if price := prices.get(gpu.id):
-            cost = text(sign + number(price * 1e9 / rate / 3600))
-    named = (text(gpu.name), text(choice.precision))
-    return (*named, *numbers.values(), share, *([cost] if prices else []))
+def _row(one: ModelChoices, choice: HardwareChoice, prices: Mapping[str, float]) -> dict[str, Cell]:
+    """Return the cells of a GPU in one precision, by their headings."""
+    best, gpu, known = choice.best, choice.gpu, {kind: _shown(two) for kind, two in choice.numbers.items()}
+    cells = {
+        "GPU": text(gpu.name),
+        "precision": text(choice.precision),
+        "published": known.get("published", text(ABSENT)),
+        "measured here": known.get("measured", text(ABSENT)),
+        "predicted": known.get("predicted", _unknown(choice)),
+        "MFU": text(ABSENT),
+        **({"price of 1B tokens": text(ABSENT)} if prices else {}),
+    }
+    if best and choice.precision == PRECISION:
+        share = best.value * one.shape.flops_per_token() / gpu.device_peak_flops
+        cells["MFU"] = text(marked(best.kind, percent(share)))
+    if best and (price := prices.get(gpu.id)):
+        cells["price of 1B tokens"] = text(marked(best.kind, number(price * 1e9 / best.value / 3600)))
+    return cells
+
+
+def _shown(one: Mark) -> Cell:
+    return text(marked(one.kind, f"{one.value:,.0f}"), one.detail)
 
 
 def _unknown(choice: HardwareChoice) -> Cell:

@@ -26,7 +26,7 @@ from twinrun.results.judged import Judged, hardware
 from twinrun.results.reading import FinishedRun, confirmed_by
 from twinrun.results.verdicts import HOLDS, Verdict
 from twinrun.workloads import load_workload
-from twinrun.workloads.tables_and_charts import Chart, Table
+from twinrun.workloads.tables_and_charts import Chart, RowChart, Table
 from twinrun.workloads.workload import Overview, PictureContext
 
 # Subjects that the page of a recipe draws.
@@ -87,7 +87,8 @@ def _pictures(drawn: Overview) -> list[Picture]:
 
 
 def _has_published(chart: Chart) -> bool:
-    shown = getattr(chart, "curves", ()) or getattr(chart, "bars", ())
+    rows = chart.rows if isinstance(chart, RowChart) else ()
+    shown = [*(mark for row in rows for mark in row.marks), *getattr(chart, "curves", ())]
     return any(one.kind == "published" for one in shown)
 
 

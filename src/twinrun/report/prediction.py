@@ -16,7 +16,7 @@ from twinrun.predict.search import OfferedLayout, Search, unordered
 from twinrun.report.tables import View
 from twinrun.workloads.tables_and_charts import ABSENT, Cell, Column, Table, text, word_columns
 
-DAY = 86400
+DAY, UNKNOWN = 86400, "cannot say"
 RECOMPUTED: dict[Recomputation, str] = {True: "whole", False: "none"}
 INTERVAL = "The interval holds nine times of ten; docs/results/predictions.md has the errors."
 
@@ -37,15 +37,12 @@ def predictions_view(
     """
     first = found[0]
     machines = first.machines
-    title = f"{machines.gpu.name}, {machines.devices_per_node} devices a node: predicted, not measured"
-    headings = ["nodes", "microbatch", "memory, GiB", "fit", "tokens/s a device", "MFU", "step, s"]
-    headings += [f"days of {tokens:.3g} tokens"] if tokens else []
-    headings += [f"price of {tokens or 1e9:.3g} tokens"] if price else []
+    rows = [_row(one, tokens=tokens, price=price) for one in found]
     layout = f"{first.layout.global_batch:,} sequences a step, {_layout(first)}."
     table = Table(
-        title=title,
-        columns=tuple(Column(title=one, numeric=one != "fit") for one in headings),
-        rows=tuple(_row(one, tokens=tokens, price=price) for one in found),
+        title=f"{machines.gpu.name}, {machines.devices_per_node} devices a node: predicted, not measured",
+        columns=tuple(Column(title=one, numeric=one != "fit") for one in rows[0]),
+        rows=tuple(tuple(row.values()) for row in rows),
         notes=(*said, layout, f"Software: {first.subject.software.title}.", INTERVAL),
     )
     return Group(View(table, below=[_below(one) for one in found]))
@@ -113,27 +110,27 @@ def _layout(one: Prediction) -> str:
     return ", ".join([*cuts, shards, f"recomputation {again}"]).replace("_", " ")
 
 
-def _row(one: Prediction, *, tokens: float | None, price: float | None) -> tuple[Cell, ...]:
-    gpu, rate = one.machines.gpu, one.tokens_per_second
-    low, high = one.interval or (0.0, 0.0)
-    speed, cost, days = text("cannot say"), text(ABSENT), text(ABSENT)
-    if rate:
-        speed = text(f"{rate:,.0f}", f"{low:,.0f} to {high:,.0f}")
-        days = text(number((tokens or 1e9) / rate / one.machines.devices / DAY))
-        middle, dear, cheap = (
-            number((price or 0) * (tokens or 1e9) / each / 3600) for each in (rate, low, high)
-        )
-        cost = text(middle, f"{cheap} to {dear}")
-    cells = [
-        text(str(one.machines.nodes)),
-        text(str(one.layout.microbatch), f"at most {one.largest_microbatch or 'none'}"),
-        text(number(one.memory.bytes / GIB), f"of {capacity(gpu) / GIB:.0f}"),
-        text(one.memory.fit(gpu)),
-        speed,
-        text(percent(one.model_flops_share) if one.model_flops_share else ABSENT, one.shape.formula),
-        text(number(one.time.seconds) if one.time else "cannot say"),
-    ]
-    return (*cells, *([days] if tokens else []), *([cost] if price else []))
+def _row(one: Prediction, *, tokens: float | None, price: float | None) -> dict[str, Cell]:
+    """Return the cells of a prediction, by their headings."""
+    gpu, rate, (low, high) = one.machines.gpu, one.tokens_per_second, one.interval or (0.0, 0.0)
+    share, budget = one.model_flops_share, tokens or 1e9
+    cells = {
+        "nodes": text(str(one.machines.nodes)),
+        "microbatch": text(str(one.layout.microbatch), f"at most {one.largest_microbatch or 'none'}"),
+        "memory, GiB": text(number(one.memory.bytes / GIB), f"of {capacity(gpu) / GIB:.0f}"),
+        "fit": text(one.memory.fit(gpu)),
+        "tokens/s a device": text(f"{rate:,.0f}", f"{low:,.0f} to {high:,.0f}") if rate else text(UNKNOWN),
+        "MFU": text(percent(share) if share else ABSENT, one.shape.formula),
+        "step, s": text(number(one.time.seconds) if one.time else UNKNOWN),
+    }
+    if tokens:
+        days = number(tokens / rate / one.machines.devices / DAY) if rate else ABSENT
+        cells[f"days of {tokens:.3g} tokens"] = text(days)
+    if price:
+        costs = [number(price * budget / each / 3600) for each in (rate, high, low) if each]
+        cost = text(costs[0], " to ".join(costs[1:])) if costs else text(ABSENT)
+        cells[f"price of {budget:.3g} tokens"] = cost
+    return cells
 
 
 def _below(one: Prediction) -> str:

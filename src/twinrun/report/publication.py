@@ -12,10 +12,10 @@ from twinrun.manifests.claims import Claim, RecordClaim, ScoreDifferenceClaim
 from twinrun.planning.project import Project
 from twinrun.predict.claims import PredictedClaim, PredictedKernel, predicted_claims
 from twinrun.report import words
-from twinrun.report.charts import Row, RowChart, draw_rows, sign_of
+from twinrun.report.charts import draw, sign_of
 from twinrun.report.page import figure_text
 from twinrun.results.verdicts import FAILURES, HOLDS, Verdict
-from twinrun.workloads.tables_and_charts import ABSENT, Bar, BarKind
+from twinrun.workloads.tables_and_charts import ABSENT, Mark, Row, RowChart, exact_mark
 
 AnyClaim = Claim | RecordClaim | ScoreDifferenceClaim
 # What is further than four times from published stands at the end of the axis.
@@ -33,7 +33,7 @@ class PublishedRow(NamedTuple):
     figure: str
     """Figure or table by the publication's own name, and the recipe."""
     claim: AnyClaim
-    marks: tuple[Bar, ...]
+    marks: tuple[Mark, ...]
     """What was measured and predicted, times as good as published."""
     judged: bool
     cells: tuple[str, ...]
@@ -83,13 +83,14 @@ def _row(
 ) -> PublishedRow:
     lower = getattr(claim, "better", "higher") == "lower"
     times = (_times(one, lower=lower) for one in verdicts)
-    marks = [_bar("measured", one, one, one) for one in times if one]
+    marks = [exact_mark("measured", one) for one in times if one]
     shown = ABSENT
     if predicted:
         value, *ends = map(number, predicted)
         shown = f"{sign_of('predicted')} {value} ({' to '.join(ends)})"
-        over = [one / claim.value for one in predicted] if claim.value else []
-        marks += [_bar("predicted", *(1 / one if lower else one for one in over))] if over else []
+        if claim.value:
+            over, *both = (claim.value / one if lower else one / claim.value for one in predicted)
+            marks.append(Mark(kind="predicted", value=over, low=min(both), high=max(both)))
     measured = dict.fromkeys(map(words.measured_value, verdicts))
     here = [f"{sign_of('measured')} {one}" for one in measured if one not in (ABSENT, "equal")]
     unit, per = getattr(claim, "unit", "ratio"), getattr(claim, "per", "run")
@@ -114,10 +115,6 @@ def _times(verdict: Verdict, *, lower: bool) -> float | None:
     return said.published / said.measured if lower else said.measured / said.published
 
 
-def _bar(kind: BarKind, value: float, *ends: float) -> Bar:
-    return Bar(kind=kind, value=value, low=min(ends), high=max(ends), label="", detail="")
-
-
 def predicted_of(recipe: str, claim: str, project: Project) -> tuple[float, float, float] | None:
     """Return what is predicted of a claim in its own unit, with its interval; None where nothing is."""
     every: tuple[PredictedClaim | PredictedKernel, ...] = predicted_claims().claim
@@ -133,7 +130,7 @@ def picture_of(key: str, title: str, rows: Sequence[PublishedRow]) -> RowChart:
     for figure, some in groupby(rows, lambda row: row.figure):
         group = list(some)
         said = f"{sum(row.judged for row in group)} of {plural(len(group), 'claim')} judged"
-        marks = (_bar("published", 1, 1), *(one for row in group for one in row.marks))
+        marks = (exact_mark("published", 1), *(one for row in group for one in row.marks))
         drawn.append(Row(label=figure, marks=marks, said=said))
     return RowChart(
         name=f"publication-{key}",
@@ -147,7 +144,7 @@ def picture_of(key: str, title: str, rows: Sequence[PublishedRow]) -> RowChart:
 
 def publication_page(key: str, title: str, rows: Sequence[PublishedRow]) -> str:
     """Return the picture of a publication and a table for each of its figures, in Markdown."""
-    parts = [f'<div class="excerpt">\n{figure_text(draw_rows(picture_of(key, title, rows)))}\n</div>']
+    parts = [f'<div class="excerpt">\n{figure_text(draw(picture_of(key, title, rows)))}\n</div>']
     for figure, some in groupby(rows, lambda row: row.figure):
         cells = [row.cells for row in some]
         table = markdown_table(COLUMNS, cells)

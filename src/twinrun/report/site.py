@@ -12,13 +12,14 @@ from twinrun.foundation.text import markdown_table, percent
 from twinrun.planning.project import Project
 from twinrun.predict.calibration import calibration
 from twinrun.predict.rows import scores
-from twinrun.report.charts import Row, RowChart, draw_rows
+from twinrun.report.charts import draw
 from twinrun.report.hardware import PRECISION, ModelChoices, choices
 from twinrun.report.picture import standalone
 from twinrun.report.summary import result, selected
 from twinrun.report.words import headline
 from twinrun.results.judged import Judged
 from twinrun.results.reading import read_record
+from twinrun.workloads.tables_and_charts import Row, RowChart
 
 FILE = "README.md"
 PICTURE = Path("docs", "assets", "headline.svg")
@@ -61,7 +62,7 @@ def headline_picture(found: Sequence[ModelChoices]) -> str:
     ]
     title = "Share of the dense 16-bit peak that training reached"
     label = "share of the dense 16-bit peak, %"
-    return draw_rows(RowChart(name="headline", title=title, x_label=label, rows=tuple(rows))).svg
+    return draw(RowChart(name="headline", title=title, x_label=label, rows=tuple(rows))).svg
 
 
 def predictions() -> str:

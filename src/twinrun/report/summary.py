@@ -10,7 +10,7 @@ from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.protocol.bench import EAGER
 from twinrun.protocol.measurements import Measurement
 from twinrun.results.judged import Judged, hardware, most_devices
-from twinrun.workloads.tables_and_charts import Table, text, word_columns
+from twinrun.workloads.tables_and_charts import Table, word_table
 from twinrun.workloads.workload import MeasuredPoint
 
 
@@ -64,20 +64,12 @@ def facts_of(points: Sequence[MeasuredPoint]) -> list[tuple[str, str]]:
 
 def placement_table(points: Sequence[MeasuredPoint]) -> Table:
     """Return where each point ran, and what did not fit before."""
-    rows = [
-        (
-            one.id,
-            str(one.nodes),
-            str(one.devices),
-            ", ".join(one.sent.hosts),
-            ", ".join(one.sent.attempts) or "-",
-        )
+    heads = ("Point", "Nodes", "Devices", "Hosts", "Did not fit into memory")
+    rows = (
+        (one.id, *map(str, (one.nodes, one.devices)), ", ".join(one.sent.hosts), ", ".join(one.sent.attempts))
         for one in points
-    ]
-    columns = word_columns("Point", "Nodes", "Devices", "Hosts", "Did not fit into memory")
-    return Table(
-        title="Where each point ran.", columns=columns, rows=tuple(tuple(map(text, row)) for row in rows)
     )
+    return word_table("Where each point ran.", heads, rows)
 
 
 def software(record: Judged) -> str:

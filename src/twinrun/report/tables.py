@@ -1,4 +1,4 @@
-"""Tables of the terminal, laid out by rich."""
+"""What a run ends with on the terminal: tables, laid out by rich, and how its record can be sent in."""
 
 from __future__ import annotations
 
@@ -11,14 +11,24 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
+from twinrun.foundation.errors import InputError
 from twinrun.report import words
+from twinrun.results.judged import gpus_of
 from twinrun.results.reading import FinishedRun
+from twinrun.results.submission import FILE, write_submission
 from twinrun.results.verdicts import FAILURES, Outcome, Verdict
-from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns
+from twinrun.workloads.tables_and_charts import Cell, Column, Table, text, word_columns, word_table
 
 STYLES: dict[Outcome, str] = {"reproduced": "green", "exceeds": "green", "holds-here": "green"}
 STYLES |= dict.fromkeys(FAILURES, "bold red")
 VERDICT = Column(title="verdict", numeric=False, whole=True)
+# What no probe says.
+QUESTIONS = (
+    "Power limit and cooling of the card, as far as they are not the factory's",
+    "What else ran on the machine meanwhile",
+    "Partitioning or virtualisation of the device",
+    "May the record be published under the project's licence, with your name or without",
+)
 # Columns that a column takes beside its text: its padding and a divider.
 GAP = 2
 
@@ -91,14 +101,13 @@ def run_tables(run: FinishedRun) -> Group:
 
 def condition_table(verdict: Verdict) -> View:
     """Return each condition of a verdict with what was seen."""
-    rows = tuple(tuple(text(cell) for cell in row) for row in words.shown_conditions(verdict))
-    columns = word_columns("met", "condition", "seen")
-    return View(Table(title=f"Conditions of {verdict.claim}", columns=columns, rows=rows))
+    heads, rows = ("met", "condition", "seen"), words.shown_conditions(verdict)
+    return View(word_table(f"Conditions of {verdict.claim}", heads, rows))
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> View:
     """Return each verdict with its claim, the published value and the one found here, the reason below."""
-    ordered = sorted(verdicts, key=lambda one: list(words.SIGNS).index(one.final))
+    ordered = words.by_interest(verdicts)
     rows = []
     for one in ordered:
         published = text(words.published_value(one), words.published_neutral(one))
@@ -108,3 +117,31 @@ def verdict_table(verdicts: Sequence[Verdict]) -> View:
     columns = (VERDICT, *word_columns("claim", "published", "here"))
     table = Table(title="Claims", columns=columns, rows=tuple(rows))
     return View(table, below=[f"{one.claim}: {one.why}" for one in ordered], styles=styles)
+
+
+def offer(run: FinishedRun) -> str:
+    """Keep what can be sent in of a GPU that the recipe has no record of.
+
+    Returns:
+        What to do with it, why there is nothing, or no text for a GPU that is known and for a processor.
+    """
+    record, gpu = run.record, run.record.gpu
+    committed = (file.name for file in record.project.results(record.recipe))
+    # Files of committed records are named by their GPU.
+    is_known = gpu is not None and any(name.startswith(f"{gpu.id}x") for name in committed)
+    if not record.devices or is_known:
+        return ""
+    try:
+        write_submission(run.folder / FILE, record, run.file)
+    except InputError as reason:
+        return f"The results have no such GPU yet, and cannot take this run: {reason.message}\n"
+    lines = [
+        f"The results have no {gpus_of(record)} yet. To send this run in, attach {run.folder / FILE}: it is",
+        "the record without names of hosts and folders. The project takes it by",
+        "",
+        f"    invoke report recipes/{record.plan.recipe} --add {FILE}",
+        "",
+        "Please answer beside it:",
+        *(f"- {question}" for question in QUESTIONS),
+    ]
+    return "\n".join(lines) + "\n"

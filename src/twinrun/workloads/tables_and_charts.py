@@ -11,7 +11,7 @@ from twinrun.protocol.measurements import Measurement
 
 ABSENT = "-"
 CurveKind = Literal["measured", "published", "reference", "baseline", "bound"]
-BarKind = CurveKind | Literal["predicted"]
+MarkKind = CurveKind | Literal["predicted"]
 
 
 class Cell(Frozen):
@@ -113,7 +113,6 @@ def curve(label: str, kind: CurveKind, place: int, spots: Iterable[Spot], detail
 class LineChart(Frozen):
     """Curves over one axis."""
 
-    chart: Literal["lines"] = "lines"
     name: str
     """Identifier in the page."""
     title: str
@@ -130,32 +129,41 @@ class LineChart(Frozen):
     """What a reader must know to read it right."""
 
 
-class Bar(Frozen):
+class Mark(Frozen):
     """One value; `low` and `high` are the extremes of its samples, or of its interval."""
 
-    label: str
-    kind: BarKind
+    kind: MarkKind
     value: float
     low: float
     high: float
-    detail: str
+    detail: str = ""
 
 
-def exact_bar(label: str, kind: BarKind, value: float, detail: str = "") -> Bar:
-    """Return a bar of a number that has no spread."""
-    return Bar(label=label, kind=kind, value=value, low=value, high=value, detail=detail)
+def exact_mark(kind: MarkKind, value: float, detail: str = "") -> Mark:
+    """Return a mark of a number that has no spread."""
+    return Mark(kind=kind, value=value, low=value, high=value, detail=detail)
 
 
-class BarChart(Frozen):
-    """Bars of one quantity."""
+class Row(Frozen):
+    """Marks of one thing on one line, for example of a GPU."""
 
-    chart: Literal["bars"] = "bars"
+    label: str
+    marks: tuple[Mark, ...] = ()
+    said: str | None = None
+    """What stands at the end of the row; the values of its marks where it is left out."""
+
+
+class RowChart(Frozen):
+    """Rows of marks over one axis."""
+
     name: str
     title: str
-    unit: str
-    better: Literal["higher", "lower"]
-    bars: tuple[Bar, ...]
+    x_label: str
+    """With unit."""
+    rows: tuple[Row, ...]
+    ticks: dict[float, str] | None = None
+    """Of a logarithmic axis that ends with the first and the last; linear from 0 where there are none."""
     notes: tuple[str, ...] = ()
 
 
-Chart = LineChart | BarChart
+Chart = LineChart | RowChart

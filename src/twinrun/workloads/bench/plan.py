@@ -172,7 +172,9 @@ def _check_values(tables: BenchTables, settings: Settings, place: str) -> None:
     labels = {f"{one.name}s": one.values for one in tables.label}
     for name, found in settings.items():
         where, known = f"{place}{name}", tables.bench.options.get(name, found)
-        if type(found) is not type(known):
+        # `overlay` says how a list is written.
+        listed = isinstance(known, tuple) and isinstance(found, (list, str))
+        if type(found) is not type(known) and not listed:
             allowed, hint = KINDS[type(known)], f"the recipe has {json.dumps(known)}"
             raise InputError("wrong type", place=where, found=found, allowed=allowed, hint=hint)
         least = tables.at_least.get(name)
@@ -212,10 +214,12 @@ def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoin
     elif sized := [key for key in KEYS if key in overrides]:
         place, found = f"--set {sized[0]}", overrides[sized[0]]
         raise InputError("this benchmark runs on one device", place=place, found=found)
+    typed = {key.removeprefix(OPTION): one for key, one in overrides.items() if key.startswith(OPTION)}
+    _check_values(tables, typed, f"--set {OPTION}")
     bench = overlay(tables.bench, scale=scale.set, manifest=recipe.manifest, user=overrides)
     _check_values(tables, bench.options, f"--set {OPTION}")
     # A setting that was asked for holds at every case, also where a case has its own.
-    asked = {name: value for name, value in bench.options.items() if f"{OPTION}{name}" in overrides}
+    asked = {name: value for name, value in bench.options.items() if name in typed}
     points = tuple(
         Point(
             id=f"{name}@{place.id}" if place else name,

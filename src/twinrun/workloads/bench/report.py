@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -13,16 +14,19 @@ from twinrun.workloads.bench.numbers import CasePoint
 from twinrun.workloads.bench.plan import BenchPlan, BenchPoint, BenchTables, Figure
 from twinrun.workloads.tables_and_charts import (
     ABSENT,
-    Bar,
-    BarChart,
     Cell,
     Chart,
+    CurveKind,
     LineChart,
+    Mark,
+    MarkKind,
+    Row,
+    RowChart,
     Spot,
     Table,
     curve,
     exact,
-    exact_bar,
+    exact_mark,
     measured,
     number_columns,
     sampled,
@@ -102,24 +106,22 @@ def overview(records: Sequence[BenchRecord], drawn: Context) -> Overview:
         groups: dict[tuple[str, ...], list[Drawn]] = {}
         for item in _drawn(figure, records):
             groups.setdefault(tuple(item.call.labels.get(name, "") for name in figure.each), []).append(item)
+        draw = _bars if figure.kind == "bars" else _lines
         for group, items in groups.items():
-            name = "-".join([figure.kind, str(place), *group])
-            charts += _bars(figure, items, drawn, name) if figure.kind == "bars" else ()
-            charts += [_lines(figure, items, drawn, name, group)] if figure.kind == "lines" else ()
+            charts += draw(figure, items, drawn, [figure.kind, str(place), *group])
     return Overview(charts=tuple(charts))
 
 
 def _drawn(figure: Figure, records: Sequence[BenchRecord]) -> Iterator[Drawn]:
     """Yield the measurements of a figure's metric at its cases, of calls with its labels."""
-    for record in records:
-        for point in record.points:
-            calls = {one.name: one for one in point.result.calls}
-            for one in point.measurements if point.id in (figure.cases or (point.id,)) else ():
-                call = calls.get(one.labels.get("call", ""))
-                if call and one.metric == figure.metric:
-                    labels = ((call.labels.get(name, few[0]), few) for name, few in figure.where.items())
-                    if all(value in few for value, few in labels):
-                        yield Drawn(record, point, call, one)
+    points = ((record, point) for record in records for point in record.points)
+    for record, point in points:
+        calls = {one.name: one for one in point.result.calls}
+        found = [one for one in point.measurements if one.metric == figure.metric and "call" in one.labels]
+        for one in found if point.id in (figure.cases or (point.id,)) else ():
+            call = calls[one.labels["call"]]
+            if all(call.labels.get(name, few[0]) in few for name, few in figure.where.items()):
+                yield Drawn(record, point, call, one)
 
 
 def _claims(figure: Figure, items: Sequence[Drawn], drawn: Context) -> Iterator[tuple[str, float, str, str]]:
@@ -134,59 +136,57 @@ def _claims(figure: Figure, items: Sequence[Drawn], drawn: Context) -> Iterator[
             yield claim.point, claim.value, device, claim.hardware.software
 
 
-def _bars(figure: Figure, items: Sequence[Drawn], drawn: Context, name: str) -> Iterator[BarChart]:
-    """Yield for each case what was published of it, our bars and those of baselines, and the bound."""
-    claims, time = list(_claims(figure, items, drawn)), figure.metric == "time"
+def _bars(figure: Figure, items: Sequence[Drawn], drawn: Context, name: Sequence[str]) -> Iterator[RowChart]:
+    """Yield for each case what was published of it, ours and baselines, and the bound."""
+    claims = list(_claims(figure, items, drawn))
+    better = "Lower" if figure.metric == "time" else "Higher"
     for case in figure.cases or dict.fromkeys(case for case, *_ in claims):
         here = [item for item in items if item.point.id == case]
-        bars = [
-            exact_bar(f"published, {device}", "published", value, f"{device}: {software}")
+        several, title = len({item.record.run for item in here}) > 1, here[0].call.title if here else case
+        rows = [
+            Row(
+                label=f"published, {device}", marks=(exact_mark("published", value, f"{device}: {software}"),)
+            )
             for at, value, device, software in claims
             if at == case
         ]
-        several, title = len({item.record.run for item in here}) > 1, here[0].call.title if here else case
-        bars += (bar for item in here for bar in _measured_bars(figure, item, several=several))
-        yield BarChart(
-            name=f"{name}-{''.join(letter if letter.isalnum() else '-' for letter in case)}",
+        yield RowChart(
+            name="-".join([*name, *re.findall(r"[^\W_]+", case)]),
             title=f"{figure.title or title[:1].upper() + title[1:]}, {case}",
-            unit="milliseconds" if time else items[0].one.unit,
-            better="lower" if time else "higher",
-            bars=tuple(bars),
-            notes=("The axis is linear from zero.",),
+            x_label="milliseconds" if figure.metric == "time" else items[0].one.unit,
+            rows=(*rows, *(row for item in here for row in _rows(figure, item, several=several))),
+            notes=(f"{better} is better.", "The axis is linear from zero."),
         )
 
 
-def _measured_bars(figure: Figure, item: Drawn, *, several: bool) -> Iterator[Bar]:
+def _rows(figure: Figure, item: Drawn, *, several: bool) -> Iterator[Row]:
+    """Yield the row of a measurement and, of our time, that of its bound."""
     record, point, call, one = item
     who, gpu = one.labels["implementation"], record.gpu.name if record.gpu else "here"
-    where = f"{gpu}, " if several else ""
+    where, ours = f"{gpu}, " if several else "", item.is_ours
     what = ", ".join(filter(None, (call.labels.get(name, "") for name in figure.series)))
     version = next((by.version for by in (call.ours, *call.baselines) if by.name == who), "")
-    yield Bar(
-        label=f"{where}{'ours' if item.is_ours else who} {what}",
-        kind="measured" if item.is_ours else "baseline",
-        value=one.median,
-        low=one.low,
-        high=one.high,
-        detail=f"{who} {version}, {record.label}; median, lowest to highest of {one.count}",
-    )
-    if item.is_ours and figure.metric == "time" and (bound := point.measurement(f"{one.id}/roofline-time")):
+    detail = f"{who} {version}, {record.label}; median, lowest to highest of {one.count}"
+    kind: MarkKind = "measured" if ours else "baseline"
+    mark = Mark(kind=kind, value=one.median, low=one.low, high=one.high, detail=detail)
+    yield Row(label=f"{where}{'ours' if ours else who} {what}", marks=(mark,))
+    if ours and figure.metric == "time" and (bound := point.measurement(f"{one.id}/roofline-time")):
         detail = f"{call.work.formula if call.work else ''}, set by {bound.labels['resource']}"
-        yield exact_bar(f"{where}bound {what}", "bound", bound.median, detail)
+        yield Row(label=f"{where}bound {what}", marks=(exact_mark("bound", bound.median, detail),))
 
 
 def _lines(
-    figure: Figure, items: Sequence[Drawn], drawn: Context, name: str, group: Sequence[str]
-) -> LineChart:
-    """Return a chart over a setting of the cases: a curve for each GPU and software, run and series."""
-    over, cases = str(figure.over), drawn.recipe.tables.cases
-    silent = {one.name: one.default for one in drawn.recipe.tables.label}
+    figure: Figure, items: Sequence[Drawn], drawn: Context, name: Sequence[str]
+) -> Iterator[LineChart]:
+    """Yield a chart over a setting of the cases: a curve for each GPU and software, run and series."""
+    tables, over = drawn.recipe.tables, str(figure.over)
+    silent = {one.name: one.default for one in tables.label}
     shared = Counter({item.record.run: item.record.label for item in items}.values())
-    published: dict[tuple[str, str], list[Spot]] = {}
+    series: dict[tuple[CurveKind, str], dict[float, Spot]] = {}
     for case, value, device, software in _claims(figure, items, drawn):
-        if isinstance(x := cases.get(case, {}).get(over), int):
-            published.setdefault((device, software), []).append(exact(x, value))
-    series: dict[str, dict[float, Spot]] = {}
+        if isinstance(x := tables.cases[case].get(over), int):
+            said = f"published: {device}, {software}"
+            series.setdefault(("published", said), {}).setdefault(x, exact(x, value))
     for item in sorted(items, key=lambda one: not one.is_ours):
         record, point, call, one = item
         # A baseline is timed beside each of our calls, and drawn once: labels of a series are ours.
@@ -197,20 +197,15 @@ def _lines(
         own = labels if item.is_ours else []
         parts = filter(None, (record.label, run, *own, one.labels["implementation"], devices))
         if isinstance(x := point.part.settings.get(over), int):
-            series.setdefault(", ".join(parts), {}).setdefault(x, sampled(x, one))
-    curves = [
-        *(
-            curve(f"published: {device}", "published", place, spots, detail)
-            for place, ((device, detail), spots) in enumerate(published.items())
-        ),
-        *(
-            curve(label, "measured", place, spots.values())
-            for place, (label, spots) in enumerate(series.items())
-        ),
-    ]
-    return LineChart(
-        name=name,
-        title=", ".join([figure.title or figure.metric.replace("-", " "), *group]),
+            series.setdefault(("measured", ", ".join(parts)), {}).setdefault(x, sampled(x, one))
+    kinds = [kind for kind, _ in series]
+    curves = (
+        curve(label, kind, place - kinds.index(kind), spots.values())
+        for place, ((kind, label), spots) in enumerate(series.items())
+    )
+    yield LineChart(
+        name="-".join(name),
+        title=", ".join([figure.title or figure.metric.replace("-", " "), *name[2:]]),
         x_label=over,
         x_scale="log2",
         y_label=f"{items[0].one.unit} per {items[0].one.per}",
