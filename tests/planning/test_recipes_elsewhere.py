@@ -78,7 +78,7 @@ def test_a_row_that_the_project_has_is_refused(far: Path) -> None:
         (
             '"validation-loss@18865"',
             '"validation-loss@18864"',
-            "a measurement of validation-loss names its step",
+            "a measurement of validation-loss is called validation-loss@",
         ),
         ("karpathy/nanoGPT@9755682b981a", "karpathy/nanoGPT", "fails_when: a source is a publication"),
         ('free = ["microbatch"]', 'free = ["validation"]', "validation-loss depends on this field"),

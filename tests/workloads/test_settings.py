@@ -5,8 +5,8 @@ import pytest
 from tests.records import PROJECT, RECIPE
 from twinrun.manifests.published import Accepted
 from twinrun.workloads.settings import Difference, Fingerprint, Value, differences
-from twinrun.workloads.training.manifest import TrainingTables
-from twinrun.workloads.training.terms import fingerprint
+from twinrun.workloads.training.manifest import TrainingPlan, TrainingTables
+from twinrun.workloads.training.numbers import fingerprint
 
 
 def published() -> dict[str, Accepted]:
@@ -16,7 +16,8 @@ def published() -> dict[str, Accepted]:
 def recipes_own() -> Fingerprint:
     recipe: TrainingTables = PROJECT.recipe(RECIPE).tables
     training = recipe.training
-    return fingerprint(recipe.models[training.model], training, recipe.data[training.data])
+    data = recipe.data[training.data]
+    return fingerprint(TrainingPlan(shape=recipe.models[training.model], training=training, data=data))
 
 
 @pytest.mark.parametrize(
@@ -55,5 +56,6 @@ def test_a_list_means_any_of_its_values(backend: str, count: int) -> None:
 def test_another_model_or_batch_shows_in_every_field_it_moves() -> None:
     recipe = PROJECT.recipe(RECIPE).tables
     smaller = recipe.training.model_copy(update={"global_batch": 192})
-    found = differences(fingerprint(recipe.models["mpt-1b"], smaller, recipe.data["c4"]), published())
+    part = TrainingPlan(shape=recipe.models["mpt-1b"], training=smaller, data=recipe.data["c4"])
+    found = [one for one in differences(fingerprint(part), published()) if one.stated]
     assert [item.field for item in found] == ["parameters", "global_batch", "tokens_per_step"]

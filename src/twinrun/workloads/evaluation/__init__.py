@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twinrun.protocol.evaluation import EvaluationResult
 from twinrun.workloads.evaluation import numbers, plan, report
-from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint, EvaluationTables
+from twinrun.workloads.evaluation.plan import EvaluationPlan, EvaluationPoint, EvaluationTables
 from twinrun.workloads.settings import PointSettings
 from twinrun.workloads.workload import Workload
 
@@ -27,7 +27,7 @@ WORKLOAD = Workload(
     job=plan.job,
     progress=numbers.progress,
     numbers=numbers.numbers,
-    rules=numbers.rules,
+    rules=lambda _tables, part, point: numbers.rules(part, point),
     terms=numbers.terms,
     show=report.show,
     overview=report.overview,

@@ -21,18 +21,27 @@ from twinrun.protocol.evaluation import (
     NamedTask,
     TaskScore,
 )
-from twinrun.protocol.measurements import FORWARD_SHARE, Measurement, Numbers, Series, single
+from twinrun.protocol.measurements import FORWARD_SHARE, Measurement, Numbers, single
 from twinrun.protocol.model_source import in_words
 from twinrun.protocol.training import StepMetrics
-from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint, EvaluationTables
-from twinrun.workloads.evaluation.plan import ERROR, FORWARD, KEPT, RATE, SCORE
+from twinrun.workloads.evaluation.plan import (
+    ERROR,
+    FORWARD,
+    KEPT,
+    RATE,
+    SCORE,
+    EvaluationPlan,
+    EvaluationPoint,
+    training_point,
+)
 from twinrun.workloads.settings import factor, flat
-from twinrun.workloads.training.numbers import digests_of, of_training, whole_training
+from twinrun.workloads.training import numbers as trainings
 from twinrun.workloads.workload import (
     ComparisonTerms,
     Finding,
     MeasuredPoint,
     Point,
+    PointRecord,
     Progress,
     held,
 )
@@ -42,7 +51,6 @@ OF_MODEL = ("evaluation.model", "evaluation.training.")
 # Parts of a curve over which losses are averaged.
 TENTHS = 10
 FACTORS = (
-    factor("model", "large", "large", "another model"),
     factor("weights sha256", "none", "large", "other weights"),
     factor("tensors sha256", "none", "large", "other weights, or another type of them"),
     factor("evaluation.tasks", "large", "large", "other questions"),
@@ -54,10 +62,9 @@ FACTORS = (
     factor("evaluation.precision", "large", "small", "rounding of log-likelihoods"),
     factor("evaluation.batch", "some", "small", "size of one forward pass"),
     factor("evaluation.*", "some", "some", "what is scored, and how"),
-    factor("training.*", "some", "large", "another training"),
-    factor("shape.*", "some", "large", "part of the model"),
-    factor("data.*", "none", "large", "another source of tokens"),
+    *trainings.FACTORS,
 )
+ScoredPoint = MeasuredPoint[EvaluationPoint, EvaluationResult]
 
 
 def progress(line: bytes) -> Progress:
@@ -85,19 +92,13 @@ def numbers(
         single(FORWARD, forward / seconds, "ratio", formula=FORWARD_SHARE),
         single("peak-memory", result.peak_memory_bytes / GIB, "GiB", per="device"),
     ]
-    trained, asked = result.training, part.evaluation.training
-    if trained is None or part.shape is None:
+    if result.training is None or part.trained is None:
         return Numbers(measurements=tuple(found))
-    timed = [step for step in trained.steps if step.timed]
-    losses = tuple(step.loss for step in trained.steps)
-    found += of_training(asked, part.shape, timed, gpu, devices=planned.world_size)
-    found += [single("loss", loss, "nats/token") for loss in losses[-1:]]
-    found += [single(KEPT, kept, "ratio") for kept in (kept_fall(losses),) if kept is not None]
-    return Numbers(
-        measurements=tuple(found),
-        series=(Series(id="loss", metric="loss", unit="nats/token", per="run", values=losses),),
-        digests=digests_of(trained),
-    )
+    trained = trainings.numbers(part.trained, training_point(part, planned), result.training, gpu)
+    found += [one for one in trained.measurements if one.id != "peak-memory"]
+    kept = kept_fall([step.loss for step in result.training.steps])
+    found += [] if kept is None else [single(KEPT, kept, "ratio")]
+    return Numbers(measurements=tuple(found), series=trained.series, digests=trained.digests)
 
 
 def _of_model(model: ModelScores, *, last: bool) -> Iterator[Measurement]:
@@ -133,7 +134,7 @@ def kept_fall(losses: Sequence[float]) -> float | None:
     return max(0.0, (losses[0] - means[-1]) / fall)
 
 
-def terms(part: EvaluationPlan, point: MeasuredPoint[EvaluationPoint, EvaluationResult]) -> ComparisonTerms:
+def terms(part: EvaluationPlan, point: ScoredPoint) -> ComparisonTerms:
     """Return what an evaluation is compared by: scores only where tasks, rules and prompts are the same."""
     asked, result = part.evaluation, point.result
     prompts = {f"rule of {one.task}": str(one.rule) for one in result.models[-1].tasks}
@@ -146,24 +147,21 @@ def terms(part: EvaluationPlan, point: MeasuredPoint[EvaluationPoint, Evaluation
     }
     asked_for = flat(asked, "evaluation.")
     settings |= {name: value for name, value in asked_for.items() if not name.startswith(OF_MODEL)}
-    for table, one in (("training.", asked.training), ("shape.", part.shape), ("data.", part.data)):
-        settings |= flat(one, table) if one and part.shape else {}
-    model = in_words(part.given) if part.given else asked.training.model
-    return ComparisonTerms(settings={"model": model, **settings})
+    settings |= trainings.asked(part.trained) if part.trained else {}
+    return ComparisonTerms(settings={"model": in_words(part.given), **settings} if part.given else settings)
 
 
-def rules(
-    _tables: EvaluationTables, part: EvaluationPlan, point: MeasuredPoint[EvaluationPoint, EvaluationResult]
-) -> Iterator[Finding]:
+def rules(part: EvaluationPlan, point: ScoredPoint) -> Iterator[Finding]:
     """Yield where an evaluation is not the planned one."""
     asked, result = part.evaluation, point.result
     training, last = asked.training, result.models[-1]
-    yield from held("whether a model was trained", result.training is not None, part.shape is not None)
-    if part.shape and result.training:
-        yield from whole_training(training, part.shape, result.training, begin=0, end=training.steps)
-        yield from held(
-            "the parameters of the model that was scored", last.parameters, part.shape.parameters()
-        )
+    yield from held("whether a model was trained", result.training is not None, part.trained is not None)
+    if part.trained and result.training:
+        sent = PointRecord(**{**dict(point.sent), "result": result.training})
+        trained = MeasuredPoint(planned=training_point(part, point.planned), sent=sent)
+        yield from trainings.rules(part.trained, trained)
+        parameters = part.trained.shape.parameters()
+        yield from held("the parameters of the model that was scored", last.parameters, parameters)
         before = range(asked.every, training.steps, asked.every) if asked.every else ()
         yield from held("steps of models", [one.step for one in result.models], [*before, training.steps])
     if asked.tokenizer:

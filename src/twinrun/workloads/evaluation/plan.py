@@ -2,38 +2,54 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Annotated, Literal
 
-from twinrun.foundation.errors import InputError
+from pydantic import Field, model_validator
+
+from twinrun.checkpoints.manifest import Digest
+from twinrun.foundation.errors import InputError, require_known
+from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import plural
-from twinrun.manifests.recipe import SCALES, LoadedRecipe
+from twinrun.manifests.recipe import SCALES, LoadedRecipe, Scale, Sweep
 from twinrun.manifests.settings import overlay
-from twinrun.protocol.allocation import Placement
-from twinrun.protocol.evaluation import MEAN, SAMPLES, EvaluationJob, GivenModel, NamedTask, PackageSource
-from twinrun.protocol.job import Checkpointing
-from twinrun.protocol.model_source import CheckpointModel, FolderModel, ModelSource, in_words
-from twinrun.protocol.training import TrainingJob, identity
-from twinrun.workloads.evaluation.manifest import (
-    Evaluation,
-    EvaluationPlan,
-    EvaluationPoint,
-    EvaluationTables,
-    check_names,
-    demand_known,
+from twinrun.protocol.evaluation import (
+    MEAN,
+    SAMPLES,
+    DocumentsFile,
+    EvaluationJob,
+    GivenModel,
+    NamedTask,
+    PackageSource,
+    TaskSpec,
+    documents_file,
 )
+from twinrun.protocol.job import Checkpointing
+from twinrun.protocol.layout import Precision
+from twinrun.protocol.model_source import CheckpointModel, FolderModel, ModelSource, in_words, model_source
+from twinrun.protocol.models import AnyShape
+from twinrun.protocol.models.shape import Positive
+from twinrun.protocol.training import DataSource, Training
 from twinrun.workloads.settings import Fingerprint, flat, flat_fields
 from twinrun.workloads.sweep import placements, refuse_demands
-from twinrun.workloads.training.manifest import MODULES
-from twinrun.workloads.training.refusals import refuse_composer
-from twinrun.workloads.training.terms import fingerprint
+from twinrun.workloads.training import plan as trainings
+from twinrun.workloads.training.manifest import (
+    MODULES,
+    ModelTables,
+    TrainingPlan,
+    TrainingPoint,
+    demand_known,
+    missing_from,
+)
+from twinrun.workloads.training.numbers import fingerprint
+from twinrun.workloads.training.refusals import of_sizes, of_training, raise_first
 from twinrun.workloads.workload import (
     Choice,
     DataRequest,
     Demand,
-    Hardware,
     PlanDescription,
     PlanRequest,
     Point,
@@ -52,26 +68,151 @@ _IN_WORDS = re.compile(
 )
 
 
+class EvaluationScale(Scale):
+    """One size at which a model is trained and scored."""
+
+    sweep: Sweep
+
+
+class Evaluation(Frozen):
+    """A model, and what it is scored on."""
+
+    model: str | None = None
+    """A model that is there, scored as it is: `OWNER/NAME@COMMIT`, a folder, or `PLACE/step-NNNNNNNN@SHA256`.
+    Null scores what `training` trains."""
+    tokenizer: Digest | None = None
+    """Digest that the tokenizer must have, as a record has it; any where not given."""
+    training: Training
+    """The training whose checkpoints are scored where no model is given."""
+    every: Positive | None = None
+    """Optimizer steps between two checkpoints that are scored, while the training goes on; the last is always
+    scored."""
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Rows of `tasks`."""
+    shots: Annotated[int, Field(ge=0)] = 0
+    """Examples with their answers before each question."""
+    batch: Positive | Literal["auto"] = "auto"
+    """Sequences of one forward pass of a device; `auto` takes the largest that fits into memory."""
+    precision: Precision = "bf16"
+    """Type of weights and arithmetic while scoring."""
+    limit: Positive | None = None
+    """The first documents of each task; all where not given."""
+    documents: str | None = None
+    """Documents of a task that no package has: `FOLDER/TASK.jsonl@SHA256`."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Evaluation:
+        if self.training.microbatch == "auto":
+            raise ValueError("`training.microbatch` is a number here")
+        if self.training.controls:
+            raise ValueError("a training that is scored has no control runs")
+        if len(set(self.tasks)) < len(self.tasks):
+            raise ValueError("a task is named twice")
+        return self
+
+
+class EvaluationTables(ModelTables[EvaluationScale]):
+    """Tables of recipe.toml."""
+
+    evaluation: Evaluation
+    """The published configuration."""
+    tasks: dict[str, TaskSpec]
+    """Tasks by their names in the harness, each with its rule."""
+    documents: PackageSource | None = None
+    """Where the documents of the harness's tasks come from."""
+
+
+class EvaluationPlan(Frozen):
+    """What decides an evaluation."""
+
+    evaluation: Evaluation
+    tasks: tuple[NamedTask, ...]
+    shape: AnyShape | None = None
+    """Model that is trained; null where one is there."""
+    data: DataSource | None = None
+    """What it is trained on; null where a model is there."""
+    documents: PackageSource | None = None
+    """Null where no task of the harness is asked."""
+
+    @model_validator(mode="after")
+    def _model_or_training(self) -> EvaluationPlan:
+        trained = self.evaluation.model is None
+        if trained != (self.shape is not None) or trained != (self.data is not None):
+            raise ValueError("`shape` and `data` are those of a training, and there where no model is")
+        return self
+
+    @property
+    def trained(self) -> TrainingPlan | None:
+        """The training whose checkpoints are scored; None where the model is there."""
+        if self.shape is None or self.data is None:
+            return None
+        return TrainingPlan(shape=self.shape, training=self.evaluation.training, data=self.data)
+
+    @property
+    def given(self) -> ModelSource | None:
+        """The model that is there; None where one is trained."""
+        asked = self.evaluation.model
+        return None if asked is None else model_source(asked, place="evaluation.model")
+
+    @property
+    def given_documents(self) -> DocumentsFile | None:
+        """The file that the user names; None where none is."""
+        asked = self.evaluation.documents
+        return None if asked is None else documents_file(asked, place="evaluation.documents")
+
+    @property
+    def undocumented(self) -> tuple[str, ...]:
+        """Tasks whose documents are in no package, and in no file that the user names."""
+        given = self.given_documents
+        names = (one.name for one in self.tasks if not one.packaged)
+        return tuple(name for name in names if given is None or name != given.task)
+
+
+class EvaluationPoint(Frozen):
+    """What the placement adds to the plan."""
+
+    microbatches: tuple[int, ...]
+    """Sequences of one forward pass of the training, largest first, the first that fits is kept; none where
+    nothing is trained."""
+
+
+def training_point(part: EvaluationPlan, point: Point[EvaluationPoint]) -> Point[TrainingPoint]:
+    """Return a point as that of the training."""
+    sharding = "none" if point.world_size == 1 else part.evaluation.training.sharding
+    placed = TrainingPoint(microbatches=point.part.microbatches, sharding=sharding)
+    return Point(**point.model_dump(exclude={"part"}), part=placed)
+
+
 def check(recipe: LoadedRecipe[EvaluationTables], demands: Sequence[Demand]) -> Mapping[str, DataRequest]:
     """Hold the names inside recipe.toml, and what claims ask, against each other; raises InputError."""
-    check_names(recipe)
     tables = recipe.tables
-    names = (*tables.tasks, MEAN)
-    given = {SCORE: names, ERROR: tuple(f"{name}/error" for name in names), "loss": ("loss",)}
-    given |= {name: (name,) for name in (RATE, FORWARD, "step-time", "model-flops", KEPT)}
-
-    def missing(asked: Demand) -> str | None:
-        if asked.metric not in given:
-            return f"an evaluation measures {', '.join(given)}"
-        if asked.measurement is None and asked.metric == SCORE:
-            return "which task is not said: `measurement` is needed"
-        known = asked.measurement in (None, *given[asked.metric])
-        return None if known else f"the tasks give no measurement {asked.measurement}"
-
+    tables.check_models(recipe.manifest)
+    _demand_names(tables, tables.evaluation, f"{recipe.manifest}:evaluation.")
+    names = [*tables.tasks, MEAN]
+    given = {SCORE: names, ERROR: [f"{name}/error" for name in names]}
+    given |= {name: [name] for name in ("loss", RATE, FORWARD, "step-time", "model-flops", KEPT)}
     sweeps = [tables.scale(name).sweep for name in SCALES]
+    missing = missing_from(given, "an evaluation")
     refuse_demands(demands, lambda point: any(one.gives(point) for one in sweeps), missing)
     documents = {DOCUMENTS: _documents(tables.documents)} if tables.documents else {}
     return tables.data_requests(tables.evaluation.training.model) | documents
+
+
+def _demand_names(tables: EvaluationTables, asked: Evaluation, place: str) -> None:
+    """Raise InputError where an evaluation names a model, data or a task that the recipe does not have."""
+    if asked.model is not None:
+        model_source(asked.model, place=f"{place}model")
+    demand_known(
+        place,
+        ("training.model", (asked.training.model,), tables.models),
+        ("training.data", (asked.training.data,), tables.data),
+        ("training.trainer", (asked.training.trainer,), MODULES),
+        ("tasks", asked.tasks, tables.tasks),
+    )
+    if asked.documents is not None:
+        given = documents_file(asked.documents, place=f"{place}documents")
+        unpackaged = [name for name in asked.tasks if not tables.tasks[name].packaged]
+        require_known(given.task, unpackaged, "no task reads this file", place=f"{place}documents")
 
 
 def _documents(source: PackageSource) -> DataRequest:
@@ -86,19 +227,23 @@ def plan(request: PlanRequest[EvaluationTables]) -> WorkloadPlan[EvaluationPlan,
         MachineError: this machine has too few devices.
     """
     recipe, tables, overrides = request.recipe, request.recipe.tables, dict(request.overrides)
-    scale, hardware = tables.scale(request.scale), request.hardware
-    places, left_out = placements(scale.sweep, overrides, hardware, request.node_devices)
+    scale = tables.scale(request.scale)
+    places, left_out = placements(scale.sweep, overrides, request.hardware, request.node_devices)
     asked = overlay(tables.evaluation, scale=scale.set, manifest=recipe.manifest, user=overrides)
-    demand_known(tables, asked, "--set ")
+    _demand_names(tables, asked, "--set ")
     # Scores are the same at every size: the most devices are the fastest.
-    place, part = places[-1], _part(tables, asked)
+    place, part, training = places[-1], _part(tables, asked), asked.training
+    microbatches: tuple[int, ...] = ()
     if part.given:
-        _refuse_of_training(asked, overrides)
+        # Settings of the training, which a model that is there does not have.
+        for key in ("every", *overrides):
+            if key.startswith("training.") or (key == "every" and asked.every is not None):
+                message, hint = "nothing is trained: the model is there", "leave it or `model` out"
+                raise InputError(message, place=f"--set {key}", hint=hint)
         choice = Choice(name="model", value=in_words(part.given), because="asked for; nothing is trained")
-        microbatches: tuple[int, ...] = ()
     else:
-        training = asked.training
-        _refuse_training(asked, place, hardware)
+        sizes = of_sizes(training, (place.world_size,), table="training.")
+        raise_first(of_training(request, training, table="training."), sizes)
         choice = Choice(name="model", value=training.model, because=f"trained for {training.steps} steps")
         largest = training.microbatch
         assert isinstance(largest, int), "refused when the manifest is read"
@@ -125,60 +270,29 @@ def _part(tables: EvaluationTables, asked: Evaluation) -> EvaluationPlan:
     )
 
 
-def _refuse_of_training(asked: Evaluation, overrides: Mapping[str, object]) -> None:
-    """Raise InputError for a setting of the training that a model which is there does not have."""
-    for key in ("every", *overrides):
-        if key.startswith("training.") or (key == "every" and asked.every is not None):
-            message, hint = "nothing is trained: the model is there", "leave it or `model` out"
-            raise InputError(message, place=f"--set {key}", hint=hint)
-
-
-def _refuse_training(asked: Evaluation, place: Placement, hardware: Hardware) -> None:
-    """Raise InputError for a training that cannot be scored at a placement."""
-    training, table = asked.training, "--set training."
-    if training.trainer not in MODULES:
-        message, allowed = "a training that is scored is trained whole", tuple(MODULES)
-        raise InputError(message, place=f"{table}trainer", found=training.trainer, allowed=allowed)
-    refuse_composer(training, hardware, table="training.")
-    if training.global_batch % place.world_size:
-        message, most = "the global batch does not divide over the devices", place.world_size
-        found, each = training.global_batch, f"a multiple of {most}"
-        raise InputError(message, place=f"{table}global_batch", found=found, allowed=each)
-
-
 def describe(part: EvaluationPlan, points: Sequence[Point[EvaluationPoint]]) -> PlanDescription:
-    """Return what follows from a plan of an evaluation."""
-    asked, given, training = part.evaluation, part.given, part.evaluation.training
+    """Return what follows from a plan of an evaluation, and from that of its training."""
+    asked, given, count = part.evaluation, part.given, len(part.tasks)
     rules = {one.name: f"{one.rule}, {asked.shots} shots" for one in part.tasks}
     scored = {name: value for name, value in flat(asked).items() if not name.startswith("training.")}
-    shown, steps = [("Evaluation", scored), ("Tasks", rules)], len(part.tasks)
-    attempts: dict[str, tuple[str, ...]] = {}
-    placed, own = dict[str, Any](), dict[str, Any]()
-    if part.shape and part.data:
-        shown += [("Training", flat(training)), ("Model", flat(part.shape)), ("Data", flat(part.data))]
-        attempts = {one.id: tuple(f"microbatch {size}" for size in one.part.microbatches) for one in points}
-        steps, rising = training.steps, training.optimizer.warmup_steps or 0
-        placed = {"rising_steps": rising, "vocabulary": part.shape.vocabulary}
-        own = {
-            "data": DataRequest(name=training.data, source=part.data, sequence=part.shape.sequence),
-            "identity": identity(part.shape, training),
-            "modules": MODULES[training.trainer],
-        }
-    return PlanDescription(
-        subject=f"{in_words(given) if given else training.model}, {plural(len(part.tasks), 'task')}",
-        configuration=tuple(shown),
-        points={
-            one.id: PointDescription(attempts=attempts.get(one.id, ("the model",)), steps=steps, **placed)
-            for one in points
-        },
+    found = PlanDescription(
+        subject="",
+        configuration=(),
+        points={one.id: PointDescription(attempts=("the model",), steps=count) for one in points},
+        kernels=False,
+    )
+    if part.trained:
+        found = trainings.describe(part.trained, [training_point(part, one) for one in points])
+    return dataclasses.replace(
+        found,
+        subject=f"{in_words(given) if given else asked.training.model}, {plural(count, 'task')}",
+        configuration=(("Evaluation", scored), ("Tasks", rules), *found.configuration),
         documents=_documents(part.documents) if part.documents else None,
         given_documents=part.given_documents,
         undocumented=part.undocumented,
         files=(SAMPLES,),
         model=given,
-        kernels=given is None and (training.kernels == "ours" or training.attention == "triton"),
         fingerprint=_fingerprint(part),
-        **own,
     )
 
 
@@ -208,15 +322,15 @@ def settings(part: EvaluationPlan, _point: Point[EvaluationPoint]) -> Fingerprin
 
 def _fingerprint(part: EvaluationPlan) -> Fingerprint:
     """Return the model's fields, and those of a score: harness, shots, and the rule of each task."""
-    asked, given, found = part.evaluation, part.given, {}
+    asked, given, trained, found = part.evaluation, part.given, part.trained, Fingerprint()
     if given:
         # Of a folder without a digest the record alone has one.
-        kept = {"repository", "revision", "step", "sha256"}
-        marks = {"kind": given.kind, **given.model_dump(include=kept, exclude_none=True)}
+        kept = {"kind", "repository", "revision", "step", "sha256"}
+        marks = given.model_dump(include=kept, exclude_none=True)
         found = {f"model.{name}": value for name, value in marks.items()}
-    elif part.shape and part.data:
-        tokens = asked.training.steps * asked.training.global_batch * part.shape.sequence
-        found = {**fingerprint(part.shape, asked.training, part.data), "tokens": tokens}
+    elif trained:
+        found = fingerprint(trained)
+        found |= {"tokens": trained.training.steps * int(found["tokens_per_step"])}
     return {
         **found,
         "evaluation.harness": HARNESS,
@@ -229,31 +343,23 @@ def _fingerprint(part: EvaluationPlan) -> Fingerprint:
 
 def job(part: EvaluationPlan, point: Point[EvaluationPoint], attempt: int, run: Run) -> EvaluationJob:
     """Return the job of one attempt, with the microbatch that its training tries."""
-    asked, folder = part.evaluation, PurePosixPath(run.metrics).parent
-    shared = run.model_dump(exclude={"checkpointing"}) | {"point": point.id, "world_size": point.world_size}
-    training = None
-    if part.shape:
+    asked, folder, training = part.evaluation, PurePosixPath(run.metrics).parent, None
+    if part.trained:
         place, steps = str(folder / "checkpoints" / point.id), asked.every or asked.training.steps
-        training = TrainingJob(
-            **shared,
-            data=run.folders.get("data", ""),
-            checkpointing=run.checkpointing or Checkpointing(place=place, steps=steps),
-            shape=part.shape,
-            training=asked.training,
-            microbatch=point.part.microbatches[attempt],
-            sharding="none" if point.world_size == 1 else asked.training.sharding,
+        saved = run.checkpointing or Checkpointing(place=place, steps=steps)
+        run_of_training = run.model_copy(
+            update={"checkpointing": saved, "folders": {"data": run.folders.get("data", "")}}
         )
+        training = trainings.job(part.trained, training_point(part, point), attempt, run_of_training)
+    names = ("shots", "batch", "precision", "limit", "tokenizer", "every")
     return EvaluationJob(
-        **{name: value for name, value in shared.items() if name != "power"},
+        **run.model_dump(exclude={"checkpointing", "power"}),
+        **{name: getattr(asked, name) for name in names},
+        point=point.id,
+        world_size=point.world_size,
         tasks=part.tasks,
-        shots=asked.shots,
-        batch=asked.batch,
-        precision=asked.precision,
-        limit=asked.limit,
         training=training,
         model=_given(part.given, run.folders["model"]) if part.given else None,
-        tokenizer=asked.tokenizer,
-        every=asked.every,
         documents=run.folders.get("documents", ""),
         given=run.folders.get("given", ""),
         kept=str(folder / "models" / point.id),

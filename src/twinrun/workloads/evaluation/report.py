@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from twinrun.protocol.evaluation import MEAN, EvaluationResult
 from twinrun.protocol.model_source import in_words
 from twinrun.workloads.curve_distance import distance_in_words, series_chart, values_of
-from twinrun.workloads.evaluation.manifest import EvaluationPlan, EvaluationPoint, EvaluationTables
+from twinrun.workloads.evaluation.plan import EvaluationPlan, EvaluationPoint, EvaluationTables
 from twinrun.workloads.tables_and_charts import (
     ABSENT,
     Cell,

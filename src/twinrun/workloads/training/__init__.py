@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twinrun.protocol.training import TrainingResult
 from twinrun.workloads.settings import PointSettings
-from twinrun.workloads.training import numbers, plan, report, terms
+from twinrun.workloads.training import numbers, plan, report
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
 from twinrun.workloads.workload import Workload
 
@@ -16,7 +16,7 @@ WORKLOAD = Workload(
     result=TrainingResult,
     module="twinrun.train.training",
     headline=("model-flops-share", "tokens-per-second"),
-    factors=terms.FACTORS,
+    factors=numbers.FACTORS,
     smaller="choose a smaller model, --set activation_checkpointing=true, or --set microbatch=1",
     saves=True,
     timed=True,
@@ -27,8 +27,8 @@ WORKLOAD = Workload(
     job=plan.job,
     progress=numbers.progress,
     numbers=numbers.numbers,
-    rules=numbers.rules,
-    terms=terms.terms,
+    rules=lambda _tables, part, point: numbers.rules(part, point),
+    terms=numbers.terms,
     show=report.show,
     overview=report.overview,
 )

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
+from typing import Any, get_args
 
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import GIB
 from twinrun.predict.calibration import SOFTWARE, basis
 from twinrun.predict.memory import memory
-from twinrun.predict.parallel_layout import GIGABIT, Machines, ParallelLayout, Recomputation, Shards
-from twinrun.predict.prediction import PointPrediction, Prediction, kept, predict
+from twinrun.predict.parallel_layout import GIGABIT, Machines, ParallelLayout, Shards
+from twinrun.predict.prediction import Prediction, kept, predict
+from twinrun.protocol.allocation import Placement
 from twinrun.protocol.layout import Arithmetic, Layout
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import COMPOSER, PLAIN, Training
-from twinrun.workloads.workload import Hardware
+from twinrun.workloads.sweep import over_nodes
+from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
+from twinrun.workloads.workload import Hardware, Point
 
 # The estimate is 0.95 to 1.04 times the recorded peaks of H100s and H200s, all of which
 # tests/workloads/test_estimates.py has. What was estimated at 0.985 of a device's memory ran; what was at
@@ -30,7 +32,7 @@ PROCESS_BYTES = 820 << 20
 POINT_START, WHOLE_COMPILATION, BLOCK_COMPILATION = 12.0, 22.0, 12.0
 CPU_START = 10.0
 BYTES: dict[Arithmetic, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
-STAGES: tuple[Shards, ...] = ("none", "optimizer", "gradients", "parameters")
+STAGES: tuple[Shards, ...] = get_args(Shards)
 
 
 class Budget(Frozen):
@@ -55,7 +57,7 @@ class Budget(Frozen):
         """
         asked, most = self.training.microbatch, self.hardware.device_memory_bytes
         batch = self.training.global_batch // (world // self.layout.replicas if self.layout else world)
-        divisors = _divisors(batch)
+        divisors = tuple(size for size in range(batch, 0, -1) if batch % size == 0)
         if asked != "auto":
             if asked not in divisors:
                 message = "the microbatch does not divide the batch of one device"
@@ -64,13 +66,31 @@ class Budget(Frozen):
         # On a processor the recipe names sizes that fit.
         if most is None:
             return divisors[:1]
-        limit = MOST_OF_MEMORY * most
-        fitting = [size for size in divisors if self.needed(microbatch=size, world=world) <= limit]
+        fitting = [
+            one for one in divisors if self.needed(microbatch=one, world=world) <= MOST_OF_MEMORY * most
+        ]
         return tuple(fitting[:MAX_ATTEMPTS])
 
-    def fits(self, world: int) -> bool:
-        """Say whether `world` devices hold the model and divide the global batch."""
-        return self.training.global_batch % world == 0 and bool(self.microbatches(world))
+    def point(self, place: Placement, node_devices: int | None, **told: Any) -> Point[TrainingPoint] | None:
+        """Return a point with its estimates, over the nodes that it needs; None where the model does not fit.
+
+        Args:
+            node_devices: devices of a node, of which a point fills as many as it needs; None: one has all.
+            told: further fields of the point's part.
+        """
+        sizes = self.microbatches(place.world_size)
+        if not sizes:
+            return None
+        sharding = (self.layout or self.training).sharding
+        part = TrainingPoint(microbatches=sizes, sharding=sharding, layout=self.layout, **told)
+        seconds = self.seconds(place.world_size, sizes[0], runs=1 + part.controls)
+        point = over_nodes(Point(**place.model_dump(), part=part, seconds=seconds), node_devices)
+        if self.hardware.gpu is None:
+            return point
+        nodes, each = point.nodes, point.devices_per_node
+        found = (self.predicted(nodes=nodes, devices_per_node=each, microbatch=size) for size in sizes)
+        predicted = tuple(kept(one, attempt=number) for number, one in enumerate(found))
+        return point.model_copy(update={"predicted": predicted})
 
     def too_small(self, world: int) -> MachineError:
         """Return the error for a model that fits at no point."""
@@ -81,7 +101,7 @@ class Budget(Frozen):
             hint="choose a smaller model, --set activation_checkpointing=true, or more devices",
         )
 
-    def seconds(self, world: int, *, runs: int = 1) -> float | None:
+    def seconds(self, world: int, microbatch: int, *, runs: int = 1) -> float | None:
         """Estimate the wall time of a point with so many runs; None where its steps cannot be predicted.
 
         On a processor the steps are its FLOP over what a core reached.
@@ -91,11 +111,8 @@ class Budget(Frozen):
         if hardware.gpu is None:
             flops = self.shape.flops_per_token() * training.global_batch * self.shape.sequence * steps
             return None if hardware.devices else CPU_START + flops / (CORE_FLOPS * hardware.cores)
-        sizes = self.microbatches(world) if self.layout or training.global_batch % world == 0 else ()
-        if not sizes:
-            return None
         nodes = max(1, world // hardware.devices) if hardware.devices else 1
-        found = self.predicted(nodes=nodes, devices_per_node=world // nodes, microbatch=sizes[0])
+        found = self.predicted(nodes=nodes, devices_per_node=world // nodes, microbatch=microbatch)
         if found.time is None:
             return None
         compilation = WHOLE_COMPILATION if world == 1 else BLOCK_COMPILATION
@@ -111,66 +128,36 @@ class Budget(Frozen):
         unknown = _unknown(self.training, self.shape)
         return predict(self.shape, machines, layout, basis(SOFTWARE), checked=True, unknown=unknown)
 
-    def predictions(
-        self, sizes: tuple[int, ...], *, nodes: int, devices_per_node: int
-    ) -> tuple[PointPrediction, ...]:
-        """Return what is kept of the prediction of each microbatch; on a processor there is none."""
-        if self.hardware.gpu is None:
-            return ()
-        place = {"nodes": nodes, "devices_per_node": devices_per_node}
-        found = (self.predicted(microbatch=size, **place) for size in sizes)
-        return tuple(kept(one, attempt=number) for number, one in enumerate(found))
 
-
-def processor_bytes(
-    shape: AnyShape, training: Training, layout: Layout | None, *, microbatch: int, world: int
-) -> int:
+def processor_bytes(own: TrainingPlan, layout: Layout | None, microbatch: int, world: int) -> int:
     """Estimate the resident memory of all ranks of a training on a processor."""
-    whole = training.model_copy(update={"sharding": "none"})
+    whole = own.training.model_copy(update={"sharding": "none"})
     shared = parallel_layout(whole, layout, microbatch=microbatch)
-    return world * (PROCESS_BYTES + memory(shape.work(), shared, devices=world).bytes)
+    return world * (PROCESS_BYTES + memory(own.shape.work(), shared, devices=world).bytes)
 
 
 def parallel_layout(training: Training, layout: Layout | None, *, microbatch: int) -> ParallelLayout:
     """Return a training as predictions know it: who holds and computes what."""
-    width = BYTES[training.precision]
-    # The plain loop keeps all whatever was asked for.
-    again: Recomputation = training.trainer != PLAIN and training.activation_checkpointing
-    common = ParallelLayout(
+    layout, width = layout or Layout(sharding=training.sharding), BYTES[training.precision]
+    sharded, split = layout.sharding == "full", bool(layout.zero)
+    return ParallelLayout(
         global_batch=training.global_batch,
         microbatch=microbatch,
-        recomputation=again,
-        parameter_bytes=BYTES[training.parameter_type],
-        reduced_bytes=width,
-    )
-    if layout is None or layout.framework == "torch":
-        sharded = (layout.sharding if layout else training.sharding) == "full"
-        return dataclasses.replace(
-            common,
-            shards="parameters" if sharded else "none",
-            kept_whole=sharded and training.reduction == "step",
-            precision="fp8" if training.precision == "fp8" else "bf16",
-        )
-    split = bool(layout.zero)
-    return dataclasses.replace(
-        common,
+        # The plain loop keeps all whatever was asked for.
+        recomputation=training.trainer != PLAIN and training.activation_checkpointing,
         tensor=layout.tensor,
         pipeline=layout.pipeline,
         experts=layout.experts or 1,
-        shards=STAGES[layout.zero],
         offload=layout.offload,
+        shards="parameters" if sharded else STAGES[layout.zero],
         # An engine that splits keeps what it trains in 16 bits, and the fp32 copy with the optimizer.
-        parameter_bytes=width if split else common.parameter_bytes,
+        parameter_bytes=width if split else BYTES[training.parameter_type],
         masters=split,
         gradient_bytes=width if split else 4,
-        kept_whole=layout.zero == len(STAGES) - 1,
+        reduced_bytes=width,
+        kept_whole=training.reduction == "step" if sharded else STAGES[layout.zero] == "parameters",
+        precision="fp8" if training.precision == "fp8" else "bf16",
     )
-
-
-def _divisors(number: int) -> tuple[int, ...]:
-    """Return the divisors of `number`, largest first."""
-    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
-    return tuple(sorted({*small, *(number // size for size in small)}, reverse=True))
 
 
 def _unknown(training: Training, shape: AnyShape) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated
 
@@ -15,10 +15,12 @@ from twinrun.protocol.layout import Layout
 from twinrun.protocol.models import AnyShape, ModelShape, member, members
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.training import COMPOSER, PLAIN, DataSource, Sharding, Training
-from twinrun.workloads.workload import DataRequest, LegSteps
+from twinrun.workloads.workload import DataRequest, Demand, LegSteps
 
 # Modules of the project that ranks import for each trainer; a function of theirs chooses between them.
 MODULES = {COMPOSER: ("twinrun.train.composer_loop",), PLAIN: ("twinrun.train.data_parallel",)}
+# So many names of measurements are told where another is asked for.
+MAX_NAMES = 8
 
 
 class Leg(Frozen):
@@ -113,6 +115,11 @@ class TrainingTables(ModelTables[TrainingScale]):
             for name, one in self.named_layouts.items()
         }
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The engine's name, where there is one."""
+        return (self.engine.name,) if self.engine else ()
+
 
 class TrainingPlan(Frozen):
     """What decides a sweep of one training configuration."""
@@ -122,6 +129,13 @@ class TrainingPlan(Frozen):
     data: DataSource
     validation_data: DataSource | None = None
     """What the validation loss is taken on."""
+
+    def at(self, point: TrainingPoint) -> TrainingPlan:
+        """Return what is trained at a point: the model and settings of its layout, to the end of its leg."""
+        training = trained(self.training, point.layout)
+        if point.leg:
+            training = training.model_copy(update={"steps": point.leg.end})
+        return self.model_copy(update={"shape": point.shape or self.shape, "training": training})
 
     @property
     def variant(self) -> str:
@@ -151,41 +165,84 @@ class TrainingPoint(Frozen):
     leg: LegSteps | None = None
     """Null for a run that nothing interrupts."""
 
+    @property
+    def begin(self) -> int:
+        """Steps that were done when it begins."""
+        return self.leg.begin if self.leg else 0
+
+    @property
+    def processor(self) -> bool:
+        """Whether it is a leg on the processor of a machine, whatever GPUs that has."""
+        return self.leg is not None and self.leg.processor
+
+
+def trained(training: Training, layout: Layout | None) -> Training:
+    """Return a training with the settings that a layout has of its own."""
+    if layout is None:
+        return training
+    own = {
+        name: value for name in ("precision", "microbatch") if (value := getattr(layout, name)) is not None
+    }
+    own |= {"model": f"{training.model}-{layout.variant}"} if layout.variant is not None else {}
+    return training.model_copy(update=own)
+
+
+Names = tuple[str, Iterable[str], Iterable[str]]
+"""A key, the names that stand there, and those that there are."""
+
+
+def demand_known(place: str, *named: Names) -> None:
+    """Raise InputError for the first name that there is not; its place begins with `place`."""
+    for key, names, known in named:
+        for name in names:
+            require_known(name, sorted(known), "no such name", place=f"{place}{key}")
+
+
+def missing_from(given: Mapping[str, Sequence[str]], who: str) -> Callable[[Demand], str | None]:
+    """Return what says why a number is not among the measurements `given` of each metric, or None."""
+
+    def missing(asked: Demand) -> str | None:
+        if asked.metric not in given:
+            return f"{who} measures {', '.join(given)}"
+        names, name = given[asked.metric], asked.measurement or asked.metric
+        called = f"a measurement of {asked.metric} is called {', '.join(names[-MAX_NAMES:])}"
+        return None if name in names else called
+
+    return missing
+
 
 def check_names(recipe: LoadedRecipe[TrainingTables]) -> None:
     """Hold the names inside recipe.toml against each other; raises InputError."""
     tables, place = recipe.tables, recipe.manifest
     tables.check_models(place)
     check_training(recipe, tables.training, f"{place}:training.")
-    engines = (tables.engine.name,) if tables.engine else ()
-    for named, one in tables.layouts.items():
-        _demand(one.framework, ("torch", *engines), f"{place}:layouts.{named}.framework")
-    if engines and recipe.recipe.script is None:
+    frameworks = ("torch", *tables.engines)
+    for name, one in tables.layouts.items():
+        demand_known(f"{place}:layouts.{name}.", ("framework", (one.framework,), frameworks))
+    if tables.engine and recipe.recipe.script is None:
         hint = "`training.main(engine=MODULE)` of twinrun.train is all that it holds"
         message = "an engine needs a script that starts it"
         raise InputError(message, place=f"{place}:script", found="none", hint=hint)
     for name in SCALES:
         scale = tables.scale(name)
-        for model in scale.models:
-            _demand(model, tables.models, f"{place}:scales.{name}.models")
-        for layout in scale.sweep.layouts or ():
-            _demand(layout, tables.layouts, f"{place}:scales.{name}.sweep.layouts")
+        demand_known(
+            f"{place}:scales.{name}.",
+            ("models", scale.models, tables.models),
+            ("sweep.layouts", scale.sweep.layouts or (), tables.layouts),
+        )
 
 
 def check_training(recipe: LoadedRecipe[TrainingTables], training: Training, place: str) -> None:
     """Refuse names of a training that the recipe does not have; raises InputError."""
     tables, validation = recipe.tables, training.validation
-    engines = (tables.engine.name,) if tables.engine else ()
-    _demand(training.model, tables.models, f"{place}model")
-    _demand(training.data, tables.data, f"{place}data")
-    _demand(training.trainer, (*MODULES, *engines), f"{place}trainer")
-    if validation:
-        _demand(validation.data, tables.data, f"{place}validation.data")
+    demand_known(
+        place,
+        ("model", (training.model,), tables.models),
+        ("data", (training.data,), tables.data),
+        ("trainer", (training.trainer,), (*MODULES, *tables.engines)),
+        ("validation.data", (validation.data,) if validation else (), tables.data),
+        ("reports", training.reports, recipe.units),
+    )
     for metric, unit in training.reports.items():
         at, message = f"{place}reports.{metric}", "another unit than that of the metric"
-        _demand(metric, recipe.units, at)
         require_known(unit, [recipe.units[metric]], message, place=at)
-
-
-def _demand(name: str, allowed: Iterable[str], place: str) -> None:
-    require_known(name, sorted(allowed), "no such name", place=place)

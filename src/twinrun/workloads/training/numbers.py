@@ -1,28 +1,106 @@
-"""From what the ranks of a training point report to its numbers, and what it must have to be whole."""
+"""From what the ranks of a training point report to its numbers, what it must have to be whole, and all that
+decides whether two points are one experiment."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from twinrun.foundation.text import GIB, TERA
 from twinrun.manifests.vendor import Gpu
+from twinrun.predict.calibration import SOFTWARE, Subject, basis
+from twinrun.predict.calibration import Run as TimedRun
+from twinrun.predict.parallel_layout import Machines
 from twinrun.protocol.measurements import Measurement, Numbers, Series, over_time, single
-from twinrun.protocol.models import ModelShape
-from twinrun.protocol.training import Step, StepMetrics, Training, TrainingResult
+from twinrun.protocol.training import COMPOSER, PLAIN, Step, StepMetrics, TrainingResult
 from twinrun.workloads.curve_distance import DATA, ORDER, WEIGHTS
-from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
-from twinrun.workloads.training.points import trained
-from twinrun.workloads.workload import Finding, MeasuredPoint, Point, Progress, held
+from twinrun.workloads.settings import ABSENT, Fingerprint, factor, flat, flat_fields
+from twinrun.workloads.training.estimates import BYTES, parallel_layout
+from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
+from twinrun.workloads.workload import (
+    ComparisonTerms,
+    ControlledCurve,
+    Finding,
+    MeasuredPoint,
+    Point,
+    Progress,
+    held,
+)
 
+TrainedPoint = MeasuredPoint[TrainingPoint, TrainingResult]
+METRICS = (
+    *("step-time", "tokens-per-second", "model-flops", "model-flops-share"),
+    *("power", "tokens-per-second-per-watt"),
+    *("loss", "peak-memory", "sample-order", "envelope-share"),
+)
 # Series with the losses of control runs.
 CONTROL = "control-"
 VALIDATION = "validation-loss"
+NATS = "nats/token"
 # Parameters, their gradients and two moments of Adam, each of the type that parameters are kept in.
 COPIES = 4
-WIDTHS = {"fp32": 4, "bf16": 2}
 # How PyTorch's own trainers say that ranks share the work.
 SHARING = {"none": ("single", "ddp", "replicated"), "full": ("fsdp1", "fsdp2")}
+# The built-in corpus has these in place of a repository and a tokenizer.
+BUILT_IN = {
+    "data.repository": "the interpreter's standard library",
+    "data.revision": "that of the interpreter",
+    "data.tokenizer": "bytes",
+}
+# Fields of the tables under the names that publications have for them; without one a field is in other words.
+NAMES = {
+    "data": "",
+    "data.source": "",
+    "seed": "data.order_seed",
+    **{f"model.{name}": name for name in ("vocabulary", "sequence", "dropout")},
+    "optimizer.betas": "",
+    "optimizer.final_factor": "schedule.final_factor",
+    "optimizer.warmup_steps": "schedule.warmup_steps",
+    "optimizer.decay_steps": "schedule.end_steps",
+    "optimizer.schedule": "",
+    "optimizer.schedule.warmup": "schedule.warmup_tokens",
+    "optimizer.schedule.decay": "schedule.decay_tokens",
+    "optimizer.schedule.total": "schedule.end_tokens",
+}
+# Fields of the one schedule where the other is.
+UNSCHEDULED = {(name, ABSENT) for name in NAMES.values() if name.startswith("schedule.")}
+# Largest difference of two kinds of hardware at the first step: 1, 2 and 4 H200s are by up to 3e-4 in bf16.
+ROUNDING = {"fp32": 1e-6, "bf16": 1e-3}
+# How a step is computed, not what: rounding aside, these leave the loss as it is.
+ROUNDING_ONLY = {
+    *("microbatch", "sharding", "attention", "activation_checkpointing", "compile", "warmup_steps"),
+    *("reduction", "kernels", "layout", "controls"),
+}
+FACTORS = (
+    factor("model", "large", "large", "arithmetic for each token, and the size of its matrices"),
+    factor("shape.*", "some", "large", "part of the model"),
+    factor("training.precision", "large", "some", "16 bits are several times faster and round more"),
+    factor("training.fp8_recipe", "large", "some", "scales of tensors or of rows, and what stays in bf16"),
+    factor("training.global_batch", "some", "large", "work between optimizer steps; another optimisation"),
+    factor("training.activation_checkpointing", "large", "none", "a third more arithmetic"),
+    factor("training.attention", "large", "small", "another kernel; `math` keeps the whole matrix"),
+    factor("training.kernels", "large", "small", "another scan and convolution"),
+    factor("training.layout", "some", "small", "another order in memory around the scan"),
+    factor("training.parameter_type", "some", "large", "updates below 16 bits are lost"),
+    factor("training.position_weighting", "none", "large", "another loss"),
+    factor("training.trainer", "large", "small", "another training loop around the same model"),
+    factor("training.controls", "none", "none", "the run itself stays as it is"),
+    factor("training.compile", "large", "small", "compiled blocks fuse kernels"),
+    factor("training.sharding", "some", "small", "gathers of parameters in every step"),
+    factor("training.seed", "none", "large", "another initialisation and another order of the data"),
+    factor("training.optimizer.*", "none", "large", "another optimisation"),
+    factor("training.data", "none", "large", "other text"),
+    factor("training.microbatch", "some", "small", "size of one forward pass"),
+    factor("training.*", "small", "small", "length of the run and of its warm-up"),
+    factor("microbatch", "some", "small", "size of one forward pass"),
+    factor("attention backend", "some", "small", "another kernel for attention"),
+    factor("layout.*", "large", "small", "another way to share the work"),
+    factor("parallelism", "some", "small", "another exchange of gradients and parameters"),
+    factor("data hash", "none", "large", "other tokens"),
+    factor("order hash", "none", "large", "other samples in a step"),
+    factor("data.*", "none", "large", "another source of tokens"),
+)
 
 
 def progress(line: bytes) -> Progress:
@@ -45,42 +123,29 @@ def numbers(
 
     Steps that another leg has done are in the curve, and not timed here.
     """
-    point, begin = planned.part, planned.part.leg.begin if planned.part.leg else 0
-    timed = [step for step in result.steps if step.timed and step.step > begin]
+    timed = [step for step in result.steps if step.timed and step.step > planned.part.begin]
     curves = {"loss": tuple(step.loss for step in result.steps)}
     curves |= {f"{CONTROL}{number}": curve for number, curve in enumerate(result.controls, start=1)}
-    training, shape, units = (
-        trained(part.training, point.layout),
-        point.shape or part.shape,
-        part.training.reports,
-    )
+    named, reported = part.training.reports, result.reported
+    digests = {DATA: result.data_hash, ORDER: result.order_hash, WEIGHTS: result.weights_hash}
     return Numbers(
         measurements=(
-            *of_training(training, shape, timed, gpu, devices=planned.world_size),
+            *_of_steps(part.at(planned.part), timed, gpu, devices=planned.world_size),
             single("peak-memory", result.peak_memory_bytes / GIB, "GiB", per="device"),
-            *(single(f"{VALIDATION}@{step}", loss, "nats/token") for step, loss in result.validation),
-            *(
-                single(one.metric, one.value, units.get(one.metric, "ratio"), per=one.per)
-                for one in result.reported
-            ),
-            *(single("loss", loss, "nats/token") for loss in curves["loss"][-1:]),
+            *(single(f"{VALIDATION}@{step}", loss, NATS) for step, loss in result.validation),
+            *(single(one.metric, one.value, named.get(one.metric, ""), per=one.per) for one in reported),
+            *(single("loss", loss, NATS) for loss in curves["loss"][-1:]),
         ),
         series=tuple(
-            Series(id=name, metric="loss", unit="nats/token", per="run", values=values)
+            Series(id=name, metric="loss", unit=NATS, per="run", values=values)
             for name, values in curves.items()
         ),
-        digests=digests_of(result),
+        digests={name: value for name, value in digests.items() if value},
     )
 
 
-def digests_of(result: TrainingResult) -> dict[str, str]:
-    """Return what two trainings of one experiment have in common."""
-    found = {DATA: result.data_hash, ORDER: result.order_hash, WEIGHTS: result.weights_hash}
-    return {name: value for name, value in found.items() if value}
-
-
-def of_training(
-    training: Training, shape: ModelShape, timed: Sequence[Step], gpu: Gpu | None, *, devices: int
+def _of_steps(
+    own: TrainingPlan, timed: Sequence[Step], gpu: Gpu | None, *, devices: int
 ) -> Iterator[Measurement]:
     """Yield what follows from the timed steps.
 
@@ -91,18 +156,18 @@ def of_training(
         return
     seconds = tuple(step.seconds for step in timed)
     time = Measurement(id="step-time", metric="step-time", unit="s", per="run", samples=seconds)
-    tokens = training.global_batch * shape.sequence / devices
+    tokens = own.training.global_batch * own.shape.sequence / devices
     name = "tokens-per-second"
     tokens_rate = over_time(tokens, time, id=name, metric=name, unit="tokens/s", per="device")
     yield from (time, tokens_rate)
-    for formula, flops in shape.flops_by_formula().items():
+    for formula, flops in own.shape.flops_by_formula().items():
         # Of the formula that models are compared by it has the metric's name.
-        end = "" if formula == shape.formula else f"@{formula.partition('/')[2]}"
+        end = "" if formula == own.shape.formula else f"@{formula.partition('/')[2]}"
         of = {"metric": "model-flops", "unit": "TFLOP/s", "formula": formula}
         done = tokens_rate.times(flops / TERA, id=f"model-flops{end}", **of)
         yield done
         # The dense peak of the table is of 16 bits.
-        if gpu is not None and training.precision not in ("fp32", "fp8"):
+        if gpu is not None and own.training.precision not in ("fp32", "fp8"):
             of = {"metric": "model-flops-share", "unit": "ratio"}
             yield done.times(TERA / gpu.device_peak_flops, id=f"model-flops-share{end}", **of)
     read = [(step.watts, step.seconds) for step in timed if step.watts is not None]
@@ -114,25 +179,26 @@ def of_training(
         yield tokens_rate.times(1 / watts, id=name, metric=name, unit="tokens/s/W")
 
 
-def rules(
-    _tables: TrainingTables, part: TrainingPlan, point: MeasuredPoint[TrainingPoint, TrainingResult]
-) -> Iterator[Finding]:
-    """Yield where a point is not the planned one."""
+def rules(part: TrainingPlan, point: TrainedPoint) -> Iterator[Finding]:
+    """Yield where a point is not the planned one; a run that was resumed warms up again."""
     planned, result = point.part, point.result
-    layout, leg, shape = planned.layout, planned.leg, planned.shape or part.shape
-    training = trained(part.training, layout)
-    begin, end = (leg.begin, leg.end) if leg else (0, training.steps)
-    yield from whole_training(training, shape, result, begin=begin, end=end)
-    tried = len(point.sent.attempts)
+    own, layout, tried = part.at(planned), planned.layout, len(point.sent.attempts)
+    shape, training, begin, end = own.shape, own.training, planned.begin, own.training.steps
+    yield from held("the number of parameters", result.parameters, shape.parameters())
+    yield from held("steps", [one.step for one in result.steps], [*range(1, end + 1)])
+    timed = [one.step for one in result.steps if one.timed and one.step > begin]
+    if not timed or min(timed) <= begin + training.warmup_steps:
+        allowed = f"from {begin + training.warmup_steps + 1} to {end}"
+        yield Finding(what="the first timed step", found=min(timed, default=None), allowed=allowed)
     fitting = planned.microbatches[tried] if tried < len(planned.microbatches) else None
     yield from held("the microbatch", result.microbatch, fitting)
     if layout is None or layout.framework == "torch":
-        sharding = layout.sharding if layout else planned.sharding
+        sharding = planned.sharding
         ways = SHARING[sharding] if point.devices > 1 else (*SHARING["none"], *SHARING[sharding])
         if result.parallelism not in ways:
             yield Finding(what="the parallelism", found=result.parallelism, allowed=ways)
         # What a step of AdamW needs of the parameters alone.
-        copies = shape.parameters() * COPIES * WIDTHS[training.parameter_type]
+        copies = shape.parameters() * COPIES * BYTES[training.parameter_type]
         least = copies / (point.devices if sharding == "full" else 1)
         if result.peak_memory_bytes < least:
             found = f"{result.peak_memory_bytes / GIB:.3g} GiB"
@@ -142,13 +208,78 @@ def rules(
     yield from held("the steps of each control run", {len(one) for one in result.controls} or {end}, {end})
 
 
-def whole_training(
-    training: Training, shape: ModelShape, result: TrainingResult, *, begin: int, end: int
-) -> Iterator[Finding]:
-    """Yield where steps or parameters are not the planned ones; a run that was resumed warms up again."""
-    yield from held("the number of parameters", result.parameters, shape.parameters())
-    yield from held("steps", [one.step for one in result.steps], [*range(1, end + 1)])
-    timed = [one.step for one in result.steps if one.timed and one.step > begin]
-    if not timed or min(timed) <= begin + training.warmup_steps:
-        allowed = f"from {begin + training.warmup_steps + 1} to {end}"
-        yield Finding(what="the first timed step", found=min(timed, default=None), allowed=allowed)
+def fingerprint(part: TrainingPlan) -> Fingerprint:
+    """Return the fields that decide whether two runs are the same experiment.
+
+    Those that publications state have their words; every other field of the tables has its own name, so that
+    what a table gains counts as well.
+    """
+    shape, training, optimizer = part.shape, part.training, part.training.optimizer
+    weighting, (beta1, beta2) = training.position_weighting, optimizer.betas
+    tables = flat_fields(training) | flat_fields(shape, "model.") | flat_fields(part.data, "data.")
+    named = {NAMES.get(name, name): value for name, value in tables.items()}
+    named |= BUILT_IN if part.data.kind == "standard-library" else {}
+    own = {name: one for name, one in named.items() if name and (name, one) not in UNSCHEDULED}
+    return {
+        "parameters": shape.parameters(),
+        "tokens_per_step": training.global_batch * shape.sequence,
+        "dropout": shape.dropout,
+        "loss_function": "cross-entropy"
+        + (f", weighted by position over {weighting:g}" if weighting else ""),
+        **own,
+        "optimizer.name": "adamw",
+        "optimizer.beta1": beta1,
+        "optimizer.beta2": beta2,
+        "schedule.kind": "warm-up, stable, decay" if optimizer.schedule else "cosine",
+    }
+
+
+def terms(part: TrainingPlan, point: TrainedPoint) -> ComparisonTerms:
+    """Return what a training point is compared by."""
+    losses, result, layout = loss_of(part, point), point.result, point.part.layout
+    settings = {
+        "microbatch": str(result.microbatch),
+        "attention backend": result.attention_backend,
+        "parallelism": result.parallelism,
+        "data hash": result.data_hash,
+        ORDER: result.order_hash,
+        **asked(part),
+        **(flat(layout, "layout.") if layout else {}),
+    }
+    curves = {"loss": losses} if losses else {}
+    return ComparisonTerms(settings=settings, curves=curves, timed=partial(_run, part, point))
+
+
+def asked(part: TrainingPlan) -> dict[str, str]:
+    """Return all settings of a training by name."""
+    found = flat(part.shape, "shape.") | flat(part.training, "training.") | flat(part.data, "data.")
+    return {"model": found.pop("training.model"), **found}
+
+
+def _run(part: TrainingPlan, one: TrainedPoint, gpu: Gpu, speed: float | None) -> TimedRun | None:
+    """Return a point as a prediction learns from it; None of nodes whose network has no known speed."""
+    own, place, time = part.at(one.part), one.planned, one.measurement("step-time")
+    training = own.training.model_copy(update={"sharding": one.part.sharding})
+    if time is None or training.trainer not in (COMPOSER, PLAIN) or (place.nodes > 1 and not speed):
+        return None
+    layout = parallel_layout(training, one.part.layout, microbatch=one.result.microbatch)
+    machines = Machines(gpu, place.devices_per_node, place.nodes, speed)
+    return TimedRun(Subject(own.shape, machines, layout, basis(SOFTWARE).software), time.median)
+
+
+def loss_of(part: TrainingPlan, point: TrainedPoint) -> ControlledCurve | None:
+    """Return the losses of a point with all that decides them; None where it has none that can be judged."""
+    found, precision = point.one_series("loss"), part.training.precision
+    if found is None or not found.values or precision == "fp8" or precision not in ROUNDING:
+        return None
+    # Settings that decide the loss, rounding aside.
+    mathematics = {name: one for name, one in flat(part.training).items() if name not in ROUNDING_ONLY}
+    return ControlledCurve(
+        name=point.id,
+        values=found.values,
+        controls=tuple(one.values for one in point.series if one.id.startswith(CONTROL)),
+        configuration=mathematics | flat(part.shape, "shape."),
+        origins=dict(point.digests),
+        arithmetic=precision,
+        rounding=ROUNDING[precision],
+    )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from twinrun.foundation.errors import InputError
 from twinrun.foundation.text import duration
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
 from twinrun.protocol.allocation import Placement
 from twinrun.protocol.layout import UNSAVED, StorageNeed
-from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import PLAIN, Training, TrainingJob, identity
 from twinrun.workloads.settings import Fingerprint, flat, flat_fields
-from twinrun.workloads.sweep import KEYS, chosen, over_nodes, placements, refuse_demands
+from twinrun.workloads.sweep import KEYS, chosen, placements, refuse_demands
 from twinrun.workloads.training import points as sweeps
-from twinrun.workloads.training.estimates import Budget, processor_bytes
+from twinrun.workloads.training.estimates import processor_bytes
 from twinrun.workloads.training.manifest import (
     MODULES,
     TrainingPlan,
@@ -22,15 +22,15 @@ from twinrun.workloads.training.manifest import (
     TrainingTables,
     check_names,
     check_training,
+    missing_from,
+    trained,
 )
-from twinrun.workloads.training.numbers import VALIDATION
-from twinrun.workloads.training.refusals import refuse
-from twinrun.workloads.training.terms import fingerprint
+from twinrun.workloads.training.numbers import METRICS, VALIDATION, fingerprint
+from twinrun.workloads.training.refusals import of_training, raise_first
 from twinrun.workloads.workload import (
     Choice,
     DataRequest,
     Demand,
-    Hardware,
     PlanDescription,
     PlanRequest,
     Point,
@@ -39,11 +39,6 @@ from twinrun.workloads.workload import (
     WorkloadPlan,
 )
 
-METRICS = (
-    *("step-time", "tokens-per-second", "model-flops", "model-flops-share"),
-    *("power", "tokens-per-second-per-watt"),
-    *("loss", "peak-memory", "sample-order", "envelope-share"),
-)
 # A sweep that nobody asked to be longer ends in about this time.
 SWEEP_SECONDS = 360.0
 
@@ -51,31 +46,16 @@ SWEEP_SECONDS = 360.0
 def check(recipe: LoadedRecipe[TrainingTables], demands: Sequence[Demand]) -> Mapping[str, DataRequest]:
     """Hold the names inside recipe.toml, and what claims ask, against each other; raises InputError."""
     check_names(recipe)
-    tables = recipe.tables
-    given = (*METRICS, *([VALIDATION] if tables.training.validation else ()), *tables.training.reports)
-
-    def missing(asked: Demand) -> str | None:
-        if asked.metric not in given:
-            return f"a training point of this recipe measures {', '.join(given)}"
-        if asked.metric == VALIDATION:
-            return _undue(tables, asked.measurement or "")
-        if asked.measurement in (None, asked.metric):
-            return None
-        return f"the measurement of {asked.metric} is called {asked.metric}"
-
+    tables, training = recipe.tables, recipe.tables.training
+    given = {name: [name] for name in (*METRICS, *training.reports)}
+    for scale in map(tables.scale, SCALES if training.validation else ()):
+        run = overlay(training, scale=scale.set, manifest=recipe.manifest, user={})
+        if taken := run.validation:
+            due = (step for step in range(1, run.steps + 1) if taken.due(step, steps=run.steps))
+            given.setdefault(VALIDATION, []).extend(f"{VALIDATION}@{step}" for step in due)
+    missing = missing_from(given, "a training point of this recipe")
     refuse_demands(demands, lambda point: any(tables.scale(one).gives(point) for one in SCALES), missing)
-    return tables.data_requests(tables.training.model)
-
-
-def _undue(tables: TrainingTables, measurement: str) -> str | None:
-    """Return why no scale has a validation loss of this name, or None."""
-    step = measurement.removeprefix(f"{VALIDATION}@")
-    runs = [overlay(tables.training, scale=tables.scale(one).set, manifest="", user={}) for one in SCALES]
-    taken = [(one.validation, one.steps) for one in runs if one.validation]
-    if step.isdecimal() and any(one.due(int(step), steps=steps) for one, steps in taken):
-        return None
-    named = (f"{VALIDATION}@{steps} is the last, one each {one.every} steps" for one, steps in taken)
-    return f"a measurement of {VALIDATION} names its step: {'; '.join(named)}"
+    return tables.data_requests(training.model)
 
 
 def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, TrainingPoint]:
@@ -91,6 +71,9 @@ def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, Tra
     left_out: tuple[Choice, ...] = ()
     wanted, requested = (overrides.pop(key, None) if layouts else None for key in ("layouts", "devices"))
     names = chosen(wanted, scale.sweep.layouts or (), tables.layouts, key="layouts")
+    if requested is not None and (type(requested) is not int or requested < 1):
+        message = "expected a count of devices"
+        raise InputError(message, place="--set devices", found=requested, allowed="1, 2, ...")
     if not layouts:
         places, left_out = placements(scale.sweep, overrides, hardware, request.node_devices)
     training = overlay(tables.training, scale=scale.set, manifest=recipe.manifest, user=overrides)
@@ -100,28 +83,27 @@ def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, Tra
         left_out += indivisible
     because = "asked for" if "model" in overrides else "the recipe's for this scale"
     if scale.models and "model" not in overrides and not layouts:
-        training, because = _largest(tables, scale.models, training, places, hardware)
-    refuse(request, training, layouts=layouts)
-    shape = tables.models[training.model]
-    found = sweeps.leg_points(scale.legs, shape, training, request)
+        training, because = _largest(request, training, scale.models, places)
+    raise_first(of_training(request, training, layouts=layouts))
+    found = sweeps.leg_points(request, training, scale.legs)
+    if request.leg is not None and not 1 <= request.leg <= len(found):
+        allowed = f"1 to {len(found)}" if found else f"none: the scale `{request.scale}` has no legs"
+        raise InputError("no such leg", place="--leg", found=request.leg, allowed=allowed)
     if request.leg is not None:
-        found = sweeps.one_leg(found, request.leg, scale=request.scale)
+        found = [found[request.leg - 1]]
     elif layouts:
         found = sweeps.layout_points(request, training, names, requested)
     elif places:
-        found = (*sweeps.sized_points(shape, training, places, hardware), *found)
-    # A prediction counts the nodes that the point will have.
-    placed = (over_nodes(point, request.node_devices) for point in found)
-    predicted = tuple(_predicted(point, shape, training, hardware) for point in placed)
-    ids, validation = ", ".join(point.id for point in predicted), training.validation
+        found = [*sweeps.sized_points(request, training, places), *found]
+    ids, validation = ", ".join(point.id for point in found), training.validation
     return WorkloadPlan(
         part=TrainingPlan(
-            shape=shape,
+            shape=tables.models[training.model],
             training=training,
             data=tables.data[training.data],
             validation_data=tables.data[validation.data] if validation else None,
         ),
-        points=predicted,
+        points=tuple(found),
         choices=(
             Choice(name="model", value=training.model, because=because),
             Choice(name="points", value=ids, because=f"global batch {training.global_batch} at each"),
@@ -144,11 +126,10 @@ def _dividing(places: list[Placement], batch: int) -> tuple[list[Placement], tup
 
 
 def _largest(
-    tables: TrainingTables,
-    models: Sequence[str],
+    request: PlanRequest[TrainingTables],
     training: Training,
+    models: Sequence[str],
     places: Sequence[Placement],
-    hardware: Hardware,
 ) -> tuple[Training, str]:
     """Return the largest candidate that fits and whose sweep is short, and why it was taken.
 
@@ -157,10 +138,11 @@ def _largest(
     longer = ""
     candidates = [training.model_copy(update={"model": name}) for name in models]
     for candidate in candidates:
-        budget = sweeps.budget_of(tables.models[candidate.model], candidate, places, hardware)
-        if not budget.fits(places[-1].world_size):
+        budget = sweeps.budget_of(request, candidate, places)
+        tried = [(one.world_size, budget.microbatches(one.world_size)) for one in places]
+        if not tried[-1][1]:
             continue
-        seconds = [budget.seconds(one.world_size) for one in places]
+        seconds = [budget.seconds(world, sizes[0]) if sizes else None for world, sizes in tried]
         total = sum(one or 0.0 for one in seconds)
         if None in seconds:
             longer = f": on this GPU the time of {candidate.model} is not known"
@@ -171,60 +153,41 @@ def _largest(
     return candidates[-1], f"the smallest of the recipe{longer}"
 
 
-def _predicted(
-    point: Point[TrainingPoint], shape: AnyShape, training: Training, hardware: Hardware
-) -> Point[TrainingPoint]:
-    """Return a point with a prediction for each of its microbatches; a leg on a processor has none."""
-    part = point.part
-    if part.leg and part.leg.processor:
-        return point
-    own = sweeps.trained(training, part.layout).model_copy(update={"sharding": part.sharding})
-    budget = Budget(shape=part.shape or shape, training=own, hardware=hardware, layout=part.layout)
-    place = {"nodes": point.nodes, "devices_per_node": point.devices_per_node}
-    return point.model_copy(update={"predicted": budget.predictions(part.microbatches, **place)})
-
-
 def describe(part: TrainingPlan, points: Sequence[Point[TrainingPoint]]) -> PlanDescription:
     """Return what follows from a plan of a training."""
-    shape, training, validation = part.shape, part.training, part.training.validation
-    requests = [
-        DataRequest(name=name, source=source, sequence=shape.sequence) if source else None
-        for name, source in (
-            (training.data, part.data),
-            (validation.data if validation else "", part.validation_data),
-        )
-    ]
+    shape, training, documents = part.shape, part.training, None
+    if training.validation and part.validation_data:
+        name, source = training.validation.data, part.validation_data
+        documents = DataRequest(name=name, source=source, sequence=shape.sequence)
     return PlanDescription(
         subject=f"{training.model}, {training.precision}, {training.trainer}",
         configuration=(("Training", flat(training)), ("Model", flat(shape)), ("Data", flat(part.data))),
         points={point.id: _described(part, point) for point in points},
-        data=requests[0],
-        documents=requests[1],
+        data=DataRequest(name=training.data, source=part.data, sequence=shape.sequence),
+        documents=documents,
         reports=tuple(training.reports),
         identity=identity(shape, training),
         kernels=training.kernels == "ours" or training.attention == "triton",
         modules=MODULES.get(training.trainer, (*MODULES[PLAIN], training.trainer)),
-        fingerprint=fingerprint(shape, training, part.data),
+        fingerprint=fingerprint(part),
     )
 
 
 def _described(part: TrainingPlan, point: Point[TrainingPoint]) -> PointDescription:
-    placed, optimizer = point.part, part.training.optimizer
-    shape, layout, rising = placed.shape or part.shape, placed.layout, optimizer.warmup_steps or 0
+    placed, own, optimizer = point.part, part.at(point.part), part.training.optimizer
+    layout, rising = placed.layout, optimizer.warmup_steps or 0
     if optimizer.schedule:
         rising = -(-optimizer.schedule.warmup // (part.training.global_batch * part.shape.sequence))
     disk = layout.storage if layout else None
-    training, world = sweeps.trained(part.training, layout), point.world_size
-    needed = processor_bytes(shape, training, layout, microbatch=placed.microbatches[-1], world=world)
     return PointDescription(
         attempts=tuple(f"microbatch {size}" for size in placed.microbatches),
-        steps=placed.leg.end if placed.leg else part.training.steps,
+        steps=own.training.steps,
         rising_steps=rising,
-        vocabulary=shape.vocabulary,
+        vocabulary=own.shape.vocabulary,
         leg=placed.leg,
         unsaved=", ".join(one for one in UNSAVED if layout and one in layout.features),
-        processor_bytes=needed,
-        storage=StorageNeed(folder=disk, parameters=shape.parameters()) if disk else None,
+        processor_bytes=processor_bytes(own, layout, placed.microbatches[-1], point.world_size),
+        storage=StorageNeed(folder=disk, parameters=own.shape.parameters()) if disk else None,
     )
 
 
@@ -238,7 +201,7 @@ def as_written(
     layout = tables.layouts.get(point.id) or tables.layouts.get(name)
     if point.part.layout is None or layout is None:
         return written, point
-    model = sweeps.trained(training.model_copy(update={"model": own}), layout).model
+    model = trained(training.model_copy(update={"model": own}), layout).model
     shape = tables.models.get(model, tables.models[own])
     placed = point.part.model_copy(update={"layout": layout, "shape": shape, "sharding": layout.sharding})
     return written, point.model_copy(update={"part": placed})
@@ -247,7 +210,7 @@ def as_written(
 def settings(part: TrainingPlan, point: Point[TrainingPoint]) -> Fingerprint:
     """Return the fingerprint; of a layout, how its ranks share the work and the model that they share."""
     own = {"ranks.": point.part.layout, "ranks.model.": point.part.layout and point.part.shape}
-    found = fingerprint(part.shape, part.training, part.data)
+    found = fingerprint(part)
     for prefix, one in own.items():
         found |= flat_fields(one, prefix) if one else {}
     return found
@@ -255,10 +218,9 @@ def settings(part: TrainingPlan, point: Point[TrainingPoint]) -> Fingerprint:
 
 def job(part: TrainingPlan, point: Point[TrainingPoint], attempt: int, run: Run) -> TrainingJob:
     """Return the job of one attempt at a point, with the microbatch that it tries."""
-    placed, leg = point.part, point.part.leg
-    ends = {"controls": placed.controls} | ({"steps": leg.end} if leg else {})
+    placed, own = point.part, part.at(point.part)
     shared = run.model_dump() | {"data": run.folders.get("data", "")}
-    if leg and leg.processor and run.accelerator:
+    if placed.processor and run.accelerator:
         # The sensors are those of the GPUs.
         shared |= {"accelerator": False, "power": None}
     return TrainingJob(
@@ -266,8 +228,8 @@ def job(part: TrainingPlan, point: Point[TrainingPoint], attempt: int, run: Run)
         validation_data=run.folders.get("documents", ""),
         point=point.id,
         world_size=point.world_size,
-        shape=placed.shape or part.shape,
-        training=sweeps.trained(part.training, placed.layout).model_copy(update=ends),
+        shape=own.shape,
+        training=own.training.model_copy(update={"controls": placed.controls}),
         layout=placed.layout,
         microbatch=placed.microbatches[attempt],
         sharding=placed.sharding,

@@ -1,12 +1,15 @@
-"""Settings of a training that do not fit each other, its model, the stack or the hardware."""
+"""Settings of a training that do not fit each other, its model, its layout, the stack or the hardware."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import product
 
 from twinrun.foundation.errors import InputError
+from twinrun.protocol.layout import Layout
+from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import COMPOSER, FP8_RECIPE, PLAIN, Training
-from twinrun.workloads.training.manifest import TrainingTables
+from twinrun.workloads.training.manifest import LayoutEngine
 from twinrun.workloads.workload import Hardware, PlanRequest
 
 # The recipe that carries the kernel which `attention = "triton"` runs, and the head sizes of that kernel.
@@ -17,72 +20,79 @@ Refusal = tuple[str, str, object, object, str | None]
 """A message, its place, what is found, what may be there, and a hint."""
 
 
-def refuse(request: PlanRequest[TrainingTables], training: Training, *, layouts: bool) -> None:
-    """Raise InputError for the first setting that does not fit.
+def raise_first(*groups: Iterable[Refusal]) -> None:
+    """Raise InputError for the first thing that does not fit."""
+    for group in groups:
+        for message, place, found, allowed, hint in group:
+            raise InputError(message, place=place, found=found, allowed=allowed, hint=hint)
+
+
+def of_training(
+    request: PlanRequest, training: Training, *, layouts: bool = False, table: str = ""
+) -> Iterator[Refusal]:
+    """Yield what does not fit a training, whatever its points are.
 
     Args:
         layouts: the scale sweeps over layouts, which their own trainer trains.
-    """
-    for message, place, found, allowed, hint in (
-        *(() if layouts else _of_sizes(training)),
-        *_of_family(request, training),
-        *_of_fp8(request, training, layouts=layouts),
-        *_of_attention(request, training),
-    ):
-        raise InputError(message, place=place, found=found, allowed=allowed, hint=hint)
-    if not layouts:
-        refuse_composer(training, request.hardware)
-
-
-def refuse_composer(training: Training, hardware: Hardware, *, table: str = "") -> None:
-    """Raise InputError for a precision that Composer does not have on a processor.
-
-    Args:
         table: of the settings that the training's are part of, with a dot.
     """
+    if not layouts:
+        yield from _of_sizes(training, f"--set {table}")
+    yield from _of_family(request, training, f"--set {table}")
+    yield from _of_fp8(request, training, f"--set {table}", layouts=layouts)
+    yield from _of_attention(request, training, f"--set {table}")
+    if not layouts:
+        yield from of_composer(training, request.hardware, table=table)
+
+
+def of_composer(training: Training, hardware: Hardware, *, table: str = "") -> Iterator[Refusal]:
+    """Yield a precision that Composer does not have on a processor."""
     if training.trainer == COMPOSER and training.precision != "fp32" and hardware.processor_alone:
-        raise InputError(
-            "Composer computes in fp32 on a CPU",
-            place=f"--set {table}precision",
-            found=training.precision,
-            allowed="fp32",
-            hint=f"--set {table}trainer=plain computes in bf16 and fp8 there too",
-        )
+        hint = f"--set {table}trainer=plain computes in bf16 and fp8 there too"
+        message, place = "Composer computes in fp32 on a CPU", f"--set {table}precision"
+        yield message, place, training.precision, "fp32", hint
 
 
-def _of_sizes(training: Training) -> Iterator[Refusal]:
+def of_sizes(training: Training, worlds: Iterable[int], *, table: str = "") -> Iterator[Refusal]:
+    """Yield numbers of devices over which the global batch does not divide."""
+    message, batch = "the global batch does not divide over the devices", training.global_batch
+    for world in (one for one in worlds if batch % one):
+        yield message, f"--set {table}global_batch", batch, f"a multiple of {world}", None
+
+
+def _of_sizes(training: Training, key: str) -> Iterator[Refusal]:
     """Yield what only the trainer of layouts has."""
     if training.precision == "fp16":
         allowed = "fp32, bf16; an engine of layouts may scale the loss, these trainers do not"
-        yield "fp16 needs a scaled loss", "--set precision", "fp16", allowed, None
+        yield "fp16 needs a scaled loss", f"{key}precision", "fp16", allowed, None
     if training.trainer not in (COMPOSER, PLAIN):
-        yield "this scale has no layouts", "--set trainer", training.trainer, [COMPOSER, PLAIN], None
+        yield "this scale has no layouts", f"{key}trainer", training.trainer, (COMPOSER, PLAIN), None
 
 
-def _of_family(request: PlanRequest[TrainingTables], training: Training) -> Iterator[Refusal]:
+def _of_family(request: PlanRequest, training: Training, key: str) -> Iterator[Refusal]:
     shape = request.recipe.tables.models[training.model]
+    message = f"the family `{shape.family}` has no such setting"
     hint = f"leave it out, or choose a model of another family than {training.model}'s"
     for name, allowed in shape.fixed.items():
         if (found := getattr(training, name)) != allowed:
-            message = f"the family `{shape.family}` has no such setting"
-            yield message, f"--set {name}", found, allowed or "none", hint
+            yield message, f"{key}{name}", found, allowed or "none", hint
 
 
-def _of_fp8(request: PlanRequest[TrainingTables], training: Training, *, layouts: bool) -> Iterator[Refusal]:
+def _of_fp8(request: PlanRequest, training: Training, key: str, *, layouts: bool) -> Iterator[Refusal]:
     """Yield where fp8 is asked for and model, trainer, stack or GPU has none."""
     if training.precision != "fp8":
         if training.fp8_recipe != FP8_RECIPE:
             hint = "--set precision=fp8 multiplies by that recipe"
-            yield "nothing is in fp8", "--set fp8_recipe", training.fp8_recipe, None, hint
+            yield "nothing is in fp8", f"{key}fp8_recipe", training.fp8_recipe, None, hint
         return
+    stack, gpu, precision = request.stack, request.hardware.gpu, f"{key}precision"
     message = f"fp8 is computed by torchao's recipe `{training.fp8_recipe}`, which does not run here"
     hint = "--set precision=bf16 runs everywhere; published rows in fp8 stand beside it as references"
-    stack, gpu, model = request.stack, request.hardware.gpu, training.model
     if layouts:
-        yield message, "--set precision", "fp8 with layouts", "fp32, bf16, fp16", hint
-    if not request.recipe.tables.models[model].fp8:
-        allowed = "bf16, fp32: recipes replace modules alone"
-        yield message, "--set precision", f"fp8 with {model}", allowed, hint
+        yield message, precision, "fp8 with layouts", "fp32, bf16, fp16", hint
+    if not request.recipe.tables.models[training.model].fp8:
+        found, allowed = f"fp8 with {training.model}", "bf16, fp32: recipes replace modules alone"
+        yield message, precision, found, allowed, hint
     if FP8_PACKAGE not in stack.packages:
         others = ", ".join(request.recipe.recipe.stacks.also) or "none"
         allowed = f"{FP8_PACKAGE}; further stacks of the recipe, for --stack: {others}"
@@ -90,11 +100,11 @@ def _of_fp8(request: PlanRequest[TrainingTables], training: Training, *, layouts
     if gpu is None and request.hardware.device_memory_bytes is not None:
         yield message, "images/gpus.toml", "no row for this GPU", "a row with `fp8 = true`", hint
     if gpu is not None and not gpu.fp8:
-        allowed = "a GPU whose matrix units multiply fp8"
-        yield message, f"images/gpus.toml:{gpu.id}.fp8", "false", allowed, hint
+        place, allowed = f"images/gpus.toml:{gpu.id}.fp8", "a GPU whose matrix units multiply fp8"
+        yield message, place, "false", allowed, hint
 
 
-def _of_attention(request: PlanRequest[TrainingTables], training: Training) -> Iterator[Refusal]:
+def _of_attention(request: PlanRequest, training: Training, key: str) -> Iterator[Refusal]:
     """Yield where our own kernel of attention is asked for and cannot be had."""
     if training.attention != "triton":
         return
@@ -102,13 +112,71 @@ def _of_attention(request: PlanRequest[TrainingTables], training: Training) -> I
     recipe, shape = request.recipe, request.recipe.tables.models[training.model]
     if not shape.attention_heads():
         found = f"triton, and {training.model} has no attention"
-        yield message, "--set attention", found, "sdpa, which it ignores", hint
+        yield message, f"{key}attention", found, "sdpa, which it ignores", hint
     elif shape.head_size() not in HEAD_SIZES:
         found = f"triton with heads of {shape.head_size()}"
-        yield message, "--set attention", found, "multiples of 8 up to 256", hint
+        yield message, f"{key}attention", found, "multiples of 8 up to 256", hint
     if ATTENTION_KERNELS not in recipe.recipe.kernels:
         found = ", ".join(recipe.recipe.kernels) or "none"
         yield message, f"{recipe.manifest}:kernels", found, f"{ATTENTION_KERNELS}, which has the kernel", hint
     # Triton's interpreter computes in fp32, whatever goes in and out.
     if request.hardware.device_memory_bytes is not None and training.precision == "fp32":
-        yield message, "--set precision", "fp32 with attention=triton", "bf16, fp16", hint
+        yield message, f"{key}precision", "fp32 with attention=triton", "bf16, fp16", hint
+
+
+def of_layout(
+    layout: Layout, engine: LayoutEngine | None, shape: AnyShape, training: Training, *, gpu: bool, place: str
+) -> Iterator[Refusal]:
+    """Yield what does not fit a layout, whatever its number of ranks; `gpu`: it is not for a processor."""
+    own, plain = layout.framework == "torch", Layout()
+    if engine and layout.framework == engine.name:
+        yield from _of_engine(layout, engine, shape, f"{place}.settings")
+    for key in ("zero", "offload", "storage", "pipeline", "tensor", "experts", "settings"):
+        if own and (found := getattr(layout, key)) != getattr(plain, key):
+            message = "PyTorch's own data parallelism has no such setting"
+            yield message, f"{place}.{key}", found, "nothing", None
+    if training.compile and getattr(shape, "experts", None):
+        message, allowed = "experts get other numbers of tokens in each step", "no experts with compile"
+        yield message, f"{place}.variant", layout.variant, allowed, None
+    if training.validation and not own:
+        message, allowed = "a framework's own engine has no validation here", "torch with training.validation"
+        yield message, f"{place}.framework", layout.framework, allowed, None
+    if training.precision == "fp16" and not gpu:
+        yield "no fp16 on a processor", f"{place}.precision", "fp16", "fp32, bf16", None
+    if training.precision == "fp16" and own and layout.sharding == "full":
+        message = "gradients of fp16 need a scaled loss, which FSDP2 has not here"
+        yield message, f"{place}.precision", "fp16", "fp32, bf16", None
+
+
+def of_ranks(layout: Layout, training: Training, world: int, *, place: str) -> Iterator[Refusal]:
+    """Yield where so many ranks, or the global batch over them, do not fit a layout."""
+    least, batch = layout.least_devices(), training.global_batch
+    if world % least:
+        message, allowed = "a replica of the model has all its ranks", f"a multiple of {least}"
+        yield message, f"{place}.devices", world, allowed, None
+        return
+    share, rest = divmod(batch, world // layout.replicas)
+    if rest:
+        message, allowed = "every replica trains as much", f"a divisor of the global batch, {batch}"
+        yield message, f"{place}.devices", world, allowed, None
+    elif training.microbatch != "auto" and share % training.microbatch:
+        message, allowed = "microbatches are equal", f"a divisor of {share}, the sequences of a replica"
+        yield message, f"{place}.microbatch", training.microbatch, allowed, None
+
+
+def _of_engine(layout: Layout, engine: LayoutEngine, shape: AnyShape, place: str) -> Iterator[Refusal]:
+    """Yield settings that contradict what the recipe says, or that its engine has not."""
+    given, hint = layout.settings, "change the layout, or --set the training's own setting"
+    message = "the recipe says this itself, and a second value could only contradict it"
+    for name, one in product(given, engine.owns):
+        if f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}."):
+            yield message, place, name, "keys that neither the layout nor the training has", hint
+    for name in {**given, **engine.allowed} if engine.allowed else ():
+        found, allowed = given.get(name), engine.allowed.get(name, ())
+        if found not in allowed:
+            message = "no value of this setting, and a layout names every one"
+            yield message, f"{place}.{name}", found, allowed or tuple(engine.allowed), hint
+    for name, length in product(engine.divisors, ("width", "sequence")):
+        if (size := getattr(shape, length)) % given[name]:
+            message, hint = f"it divides the model's {length}", "change the layout, or --set model="
+            yield message, f"{place}.{name}", given[name], f"a divisor of {size}", hint

@@ -22,9 +22,8 @@ from twinrun.workloads.tables_and_charts import (
     word_columns,
 )
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
-from twinrun.workloads.training.numbers import VALIDATION
+from twinrun.workloads.training.numbers import VALIDATION, loss_of
 from twinrun.workloads.training.rates import published_curves, rates
-from twinrun.workloads.training.terms import loss_of
 from twinrun.workloads.workload import Overview, PictureContext, RecordView, whole
 
 TrainingRecord = RecordView[TrainingPlan, TrainingPoint]
