@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,8 +14,6 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
-
-from twinrun.foundation.processes import readable
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_SECONDS = 300
@@ -53,7 +52,10 @@ class ForkServer:
         assert server.stdout is not None
         server.stdin.write(f"{json.dumps([asdict(one) for one in processes])}\n")
         server.stdin.flush()
-        if not readable(server.stdout.fileno(), seconds=PATIENCE_SECONDS):
+        # Unlike `select`, this takes descriptors above 1,023.
+        waiting = select.poll()
+        waiting.register(server.stdout, select.POLLIN)
+        if not waiting.poll(PATIENCE_SECONDS * 1000):
             os.killpg(server.pid, signal.SIGKILL)
             raise TimeoutError(processes[0].arguments)
         return int(server.stdout.readline())

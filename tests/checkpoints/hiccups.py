@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from twinrun.foundation import locks
+from twinrun.checkpoints import folder
 
 ERRORS = (errno.ESTALE, errno.EIO, errno.EINTR, errno.ENOSPC, "short")
 CALLS = ("open", "preadv", "write", "fsync", "rename", "replace", "stat", "listdir")
@@ -21,7 +21,7 @@ def failing(
     place: Path, error: int | str, *, calls: tuple[str, ...], first: int, times: int
 ) -> Iterator[None]:
     """Let `calls` below `place` fail from the `first` one on, so many times; a short one gives a part."""
-    seen, waits = 0, (0.0,) * len(locks.WAITS)
+    seen, waits = 0, (0.0,) * len(folder.WAITS)
 
     def below(what: Any) -> bool:
         path = Path(f"/proc/self/fd/{what}").readlink() if isinstance(what, int) else os.fspath(what)
@@ -46,7 +46,7 @@ def failing(
         return mock.patch.object(os, name, call)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(locks, "WAITS", waits))
+        stack.enter_context(mock.patch.object(folder, "WAITS", waits))
         for name in calls:
             stack.enter_context(patched(name))
         yield

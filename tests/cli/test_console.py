@@ -180,7 +180,7 @@ def test_output_in_an_encoding_without_our_characters(encoding: str, tmp_path: P
     assert listed.returncode == 0
     printed = block("print('größer \\N{GREEK SMALL LETTER MU} ✓ ✗ ≠ ○')", **locale)
     assert printed.returncode == 0
-    assert printed.stdout.endswith(b" ? + x ~ o\n")
+    assert printed.stdout.endswith(b" ? ? ? ? ?\n")
 
 
 def test_a_table_whose_reader_is_gone_ends_as_any_output() -> None:

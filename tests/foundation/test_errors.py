@@ -4,20 +4,8 @@ import pytest
 
 from twinrun.foundation.errors import (
     InputError,
-    MachineError,
-    RunError,
-    RunInterruptedError,
-    TwinrunError,
     closest,
 )
-
-
-@pytest.mark.parametrize(
-    ("kind", "code"),
-    [(InputError, 2), (MachineError, 3), (RunError, 4), (RunInterruptedError, 5), (TwinrunError, 6)],
-)
-def test_every_kind_has_its_exit_code(kind: type[TwinrunError], code: int) -> None:
-    assert kind("stopped").exit_code == code
 
 
 def test_all_parts_are_told_in_order() -> None:
@@ -46,25 +34,11 @@ def test_the_nearest_name_begins_with_the_word_that_was_typed(word: str, nearest
     assert said == (f"did you mean `{nearest}`?" if nearest else None)
 
 
-def test_parts_that_are_not_known_are_left_out() -> None:
-    assert str(InputError("no such name")) == "error: no such name"
-
-
 @pytest.mark.parametrize(
     ("found", "shown"), [(0, "0"), (False, "False"), ("", ""), ([], "(none)"), ((), "(none)")]
 )
 def test_a_found_value_that_is_false_is_still_told(found: object, shown: str) -> None:
     assert f"  found: {shown}" in str(InputError("not allowed", found=found)).splitlines()
-
-
-def test_one_endless_line_is_cut() -> None:
-    line = str(InputError("too long", found="x" * 1000)).splitlines()[1]
-    assert line == f"  found: {'x' * 297}..."
-
-
-def test_the_lines_of_a_log_are_shown_whole() -> None:
-    log = "\n".join("x" * 100 for _ in range(10))
-    assert log in str(RunError("rank 1 failed", found=log))
 
 
 @pytest.mark.parametrize(

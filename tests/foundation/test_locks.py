@@ -12,8 +12,8 @@ from filelock import Timeout
 
 from tests.checkpoints.writing import write
 from twinrun.checkpoints.folder import FolderStore
+from twinrun.foundation.cache import locked
 from twinrun.foundation.errors import InputError, MachineError, RunError
-from twinrun.foundation.locks import locked
 
 
 @pytest.fixture(params=[errno.ENOLCK, errno.EOPNOTSUPP])

@@ -9,8 +9,8 @@ import pytest
 
 from tests.indexes import MANIFEST, digest_of
 from tests.tiny_stack import commit
+from twinrun.foundation.cache import tracked_files, tree_sha256
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.tracked import tracked_files, tree_sha256
 from twinrun.images.resolution import resolve_python
 from twinrun.manifests.image_identity import record_built
 from twinrun.manifests.locks import load_image_lock

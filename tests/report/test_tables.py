@@ -56,7 +56,7 @@ def test_a_pipe_has_no_escape_and_a_locale_without_the_signs_gets_other_ones(
     monkeypatch.setattr(sys, "stdout", stream)
     show(verdict_table([verdict("reproduced")]))
     stream.flush()
-    assert b"+ reproduced" in stream.buffer.getvalue()
+    assert b"? reproduced" in stream.buffer.getvalue()
     assert b"\x1b" not in stream.buffer.getvalue()
 
 

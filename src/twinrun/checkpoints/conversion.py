@@ -9,18 +9,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from twinrun.checkpoints import safetensors
 from twinrun.checkpoints.folder import MANIFEST, DamagedError, FolderStore, Sink
 from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredTensor
 from twinrun.checkpoints.model_folder import CONFIG, WEIGHTS, read_object, weight_files
 from twinrun.checkpoints.parts import Box, Piece, file_of, read_part, write_part
-from twinrun.checkpoints.safetensors import (
-    ITEM_BYTES,
-    LENGTH_BYTES,
-    Entry,
-    header_bytes,
-    header_of,
-    parse_header,
-)
 from twinrun.checkpoints.tokenizer import tokenizer_files
 from twinrun.checkpoints.verification import demand_same_run, entry_of, read_chunk, read_entries, verify
 from twinrun.foundation.errors import InputError, require_equal, require_known
@@ -47,7 +40,7 @@ class TensorReader:
         import numpy as np  # noqa: PLC0415
 
         step, tensor = self._manifest.step, self._manifest.tensors[name]
-        whole: np.ndarray[Any, Any] = np.empty(tensor.shape, f"u{ITEM_BYTES[tensor.dtype]}")
+        whole: np.ndarray[Any, Any] = np.empty(tensor.shape, f"u{safetensors.ITEM_BYTES[tensor.dtype]}")
         for number in tensor.numbers():
             stored, part = self._manifest.parts[number], self._parts[number]
             place = self._store.file(step, stored.file)
@@ -123,9 +116,9 @@ def write_folder(store: FolderStore, step: int, out: Path, *, tokenizer: Path | 
 
 def _weights(reader: TensorReader, pairs: list[TensorPair], dtype: str) -> Iterable[bytes]:
     """Yield the content of model.safetensors."""
-    entries = [Entry(name=pair.theirs, dtype=dtype, shape=pair.their_shape) for pair in pairs]
+    entries = [safetensors.Entry(name=pair.theirs, dtype=dtype, shape=pair.their_shape) for pair in pairs]
     # transformers refuses a file that does not say which library has made it.
-    yield header_of(entries, {"format": "pt"})
+    yield safetensors.header_of(entries, {"format": "pt"})
     for pair in pairs:
         tensor = reader.read(MODEL + pair.ours)
         yield (tensor.T if pair.transposed else tensor).tobytes()
@@ -184,10 +177,10 @@ def _piece(pair: TensorPair, dtype: str) -> Piece:
     """Return a tensor as our file has it: one part, which begins at the first element."""
     offsets, name = (0,) * len(pair.shape), f"{MODEL}{pair.ours}"
     key = f"{name}@{','.join(map(str, offsets))}"
-    return Piece(name, offsets, Entry(name=key, dtype=dtype, shape=pair.shape))
+    return Piece(name, offsets, safetensors.Entry(name=key, dtype=dtype, shape=pair.shape))
 
 
-def _data(file: Path, entry: Entry, pair: TensorPair) -> bytes:
+def _data(file: Path, entry: safetensors.Entry, pair: TensorPair) -> bytes:
     """Return a tensor as we have it."""
     with file.open("rb") as stream:
         stream.seek(entry.begin)
@@ -196,18 +189,18 @@ def _data(file: Path, entry: Entry, pair: TensorPair) -> bytes:
         return data
     import numpy as np  # noqa: PLC0415
 
-    matrix = np.frombuffer(data, f"u{ITEM_BYTES[entry.dtype]}").reshape(pair.their_shape)
+    matrix = np.frombuffer(data, f"u{safetensors.ITEM_BYTES[entry.dtype]}").reshape(pair.their_shape)
     return bytes(matrix.T.tobytes())
 
 
-def _tensors(folder: Path) -> dict[str, tuple[Path, Entry]]:
+def _tensors(folder: Path) -> dict[str, tuple[Path, safetensors.Entry]]:
     """Return every tensor of the folder by its name, and its file."""
-    found: dict[str, tuple[Path, Entry]] = {}
+    found: dict[str, tuple[Path, safetensors.Entry]] = {}
     for path in weight_files(folder):
         with path.open("rb") as stream:
-            length = header_bytes(stream.read(LENGTH_BYTES), place=str(path))
+            length = safetensors.header_bytes(stream.read(safetensors.LENGTH_BYTES), place=str(path))
             stream.seek(0)
-            entries = parse_header(stream.read(length), place=str(path))
+            entries = safetensors.parse_header(stream.read(length), place=str(path))
         needed = length + sum(entry.bytes for entry in entries.values())
         require_equal(path.stat().st_size, needed, "another size", place=str(path), error=DamagedError)
         found |= {name: (path, entry) for name, entry in entries.items()}

@@ -14,13 +14,14 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from twinrun.foundation.cache import locked
 from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.foundation.files import IrregularFileError, kind_of, open_regular, parse_json, sha256_of_bytes
-from twinrun.foundation.locks import locked, patiently
 
 # The folder of a step.
 STEP = "step-{:08d}"
@@ -35,7 +36,24 @@ MAX_MANIFEST_BYTES = 64 << 20
 MAX_STATE_BYTES = 1 << 16
 # What stands in the way of a file is no file.
 _NO_FILE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
+# What file servers say while they are away, and disks while somebody makes room.
+_PASSING = {errno.ESTALE, errno.EIO, errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ENOSPC, errno.EDQUOT}
+_PASSING |= {errno.ETIMEDOUT, errno.EREMOTEIO, errno.ECONNRESET, errno.ENOTCONN, errno.EHOSTDOWN}
+# Seconds between tries: half a minute in all, less than what ends a rank without progress.
+WAITS = (0.1, 0.5, 2.0, 10.0, 20.0)
 Found = TypeVar("Found")
+
+
+def patiently(action: Callable[[], Found]) -> Found:
+    """Return what `action` returns, tried again where the file system may come back; raises its OSError."""
+    for seconds in WAITS:
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+        time.sleep(seconds)
+    return action()
 
 
 class DamagedError(RunError):

@@ -8,7 +8,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 from twinrun.checkpoints.folder import (
@@ -134,23 +134,16 @@ def verify(store: FolderStore, step: int) -> CheckpointManifest:
     manifest = read_manifest(store, step)
     held: Counter[str] = Counter()
     with ThreadPoolExecutor(threads()) as pool:
-        for number, stored in enumerate(manifest.parts):
-            part = read_part(store, manifest, number)
-            _verify_file(store, manifest, stored, part, pool)
-            for name, chunks in part.tensors.items():
+        for number in range(len(manifest.parts)):
+            for name, chunks in _verified(store, manifest, number, pool).tensors.items():
                 held[name] += sum(math.prod(chunk.sizes) for chunk in chunks)
     whole = {name: math.prod(tensor.shape) for name, tensor in manifest.tensors.items()}
     demand_complete(held, dict.fromkeys(held, 0) | whole, place=store.file(step, MANIFEST))
     return manifest
 
 
-def _verify_file(
-    store: FolderStore,
-    manifest: CheckpointManifest,
-    stored: StoredPart,
-    part: PartManifest,
-    pool: ThreadPoolExecutor,
-) -> None:
+def _verified(store: FolderStore, manifest: CheckpointManifest, number: int, pool: Executor) -> PartManifest:
+    part, stored = read_part(store, manifest, number), manifest.parts[number]
     place = store.file(manifest.step, stored.file)
     with store.open(manifest.step, stored.file) as source:
         entries = read_entries(stored, part.header_sha256, source, place=place)
@@ -164,6 +157,7 @@ def _verify_file(
         seen = pool.map(look, [chunk for chunks in part.tensors.values() for chunk in chunks])
         if unknown := sorted(entries.keys() - set(seen)):
             raise DamagedError("a tensor that the manifest does not have", place=place, found=unknown)
+    return part
 
 
 def signature_at(store: FolderStore, step: int, digest: str, *, signers: Path) -> str:
@@ -238,13 +232,8 @@ def demand_same_run(
     """Raise InputError for the first field in which a checkpoint and a run differ, with both sides."""
     for name in sorted(theirs.keys() | ours.keys()):
         if theirs.get(name) != ours.get(name):
-            raise InputError(
-                message,
-                place=f"{place}:{name}",
-                found=theirs.get(name, "nothing"),
-                allowed=f"{ours.get(name, 'nothing')}, that of {whose}",
-                hint=hint,
-            )
+            found, allowed = theirs.get(name, "nothing"), f"{ours.get(name, 'nothing')}, that of {whose}"
+            raise InputError(message, place=f"{place}:{name}", found=found, allowed=allowed, hint=hint)
 
 
 def retire(store: FolderStore, *, kept: int = KEPT) -> list[int]:

@@ -25,7 +25,6 @@ from twinrun import __version__
 from twinrun.foundation.errors import InputError, MachineError, RunInterruptedError, TwinrunError
 from twinrun.foundation.redaction import HiddenNames
 from twinrun.foundation.terminal import say
-from twinrun.foundation.text import LIKENESS
 
 # Without a question.
 LONG_SECONDS = 900.0
@@ -85,7 +84,7 @@ def _check_streams() -> None:
         sys.stderr.reconfigure(errors="backslashreplace")
     # A sign that the encoding lacks becomes one that it has, which keeps the columns of a table.
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors=LIKENESS)
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _end_of(error: BaseException) -> tuple[str, int]:

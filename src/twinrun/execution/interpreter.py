@@ -11,10 +11,9 @@ from pathlib import Path
 from uv import find_uv_bin
 
 from twinrun.execution.engine import PYTHON, Command, Engine, NodeCommand, Say, Workspace
-from twinrun.foundation.cache import COMPLETE, bytecode_folder, environment_folder
+from twinrun.foundation.cache import COMPLETE, bytecode_folder, environment_folder, locked
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.files import write_atomically
-from twinrun.foundation.locks import locked
 from twinrun.foundation.text import plural, size
 from twinrun.manifests.stack import LoadedStack, framework_index
 from twinrun.manifests.vendor import Vendor

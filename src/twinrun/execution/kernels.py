@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from twinrun.execution.engine import PYTHON, Command, Engine, Workspace, run_to_end
+from twinrun.foundation.cache import locked
 from twinrun.foundation.files import sha256_of_bytes
-from twinrun.foundation.locks import locked
 from twinrun.foundation.processes import end_of, last_lines
 from twinrun.manifests.stack import SHARED_KERNELS
 

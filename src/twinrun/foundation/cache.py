@@ -1,15 +1,25 @@
-"""Where the project lies, where runs go, and where things that can be made again are kept between them."""
+"""Where the project lies and what git tracks of it, where runs go, what is kept between them, and locks."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
-import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-from twinrun.foundation.errors import MachineError
+from filelock import FileLock, Timeout
+
+from twinrun.foundation.errors import InputError, MachineError, RunError, TwinrunError
+from twinrun.foundation.files import canonical_json, real, sha256_of_bytes, sha256_of_file
+from twinrun.foundation.processes import read_output
 
 # Recipes, stacks and sources of an installed wheel.
 SHIPPED = Path(__file__).parents[1] / "checkout"
+_GIT_VARIABLES = {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+# NFS without its lock daemon, Lustre without `flock` and several user-space file systems answer so.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
+_HINT = "choose another by TWINRUN_CACHE, --out or --checkpoint place=, or mount this one with locks"
 COMPLETE = "sealed"
 """File that is written last into an environment, with what each of its entries must be."""
 
@@ -59,15 +69,70 @@ def bytecode_folder() -> Path:
     return cache_root() / "bytecode"
 
 
-def prune_bytecode() -> None:
-    """Remove what was compiled of folders that are gone: each checkout and temporary folder leaves some."""
-    _prune(bytecode_folder(), Path("/"))
+def tracked_files(root: Path, folder: str) -> list[Path]:
+    """Return the regular files below `folder` that git tracks, sorted: what else lies there never leaves.
+
+    Raises:
+        InputError: `root` is no repository, git tracks nothing there, or what it tracks is a link or leads
+            through one.
+    """
+    command = ["git", "ls-files", "-z", "--cached", "--", f":(literal){folder}"]
+    try:
+        listed = read_output(command, variables=_GIT_VARIABLES, folder=root, seconds=20)
+    except RunError as error:
+        message, hint = "git does not say which files belong to it", "work in a clone of the repository"
+        found = error.found or error.message
+        raise InputError(message, place=str(root / folder), found=found, hint=hint) from None
+    if not (names := sorted(set(listed.split("\0")) - {""})):
+        raise InputError("git tracks no file there", place=str(root / folder), hint="`git add` what belongs")
+    files = [root / name for name in names if os.path.lexists(root / name)]
+    for file in files:
+        if (found := real(file)) != real(root) / file.relative_to(root):
+            raise InputError("a link cannot go into an image", place=str(file), found=str(found))
+        if not file.is_file():
+            raise InputError("not a regular file", place=str(file))
+    return files
 
 
-def _prune(compiled: Path, source: Path) -> None:
-    for folder in [one for one in compiled.glob("*") if one.is_dir()]:
-        if not (source / folder.name).is_dir():
-            shutil.rmtree(folder, ignore_errors=True)
-        elif not any(folder.glob("*.pyc")):
-            # Below a folder of modules lie parts of the same package or environment.
-            _prune(folder, source / folder.name)
+def tree_sha256(root: Path, folder: str) -> str:
+    """Return the checksum of names and contents of the tracked files; raises as `tracked_files`."""
+    paths, top = tracked_files(root, folder), root / folder
+    files = {path.relative_to(top).as_posix(): sha256_of_file(path) for path in paths}
+    return sha256_of_bytes(canonical_json(files).encode())
+
+
+@contextlib.contextmanager
+def locked(file: Path, *, seconds: float = -1, busy: TwinrunError | None = None) -> Iterator[None]:
+    """Hold the lock that `file` stands for; it is left where it is.
+
+    Args:
+        seconds: how long to wait for who holds it; for ever where negative.
+        busy: raised where somebody holds it; then nobody waits.
+
+    Raises:
+        Timeout: somebody holds it still.
+        MachineError: the file system has no locks.
+    """
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=0 if busy else seconds)
+    except Timeout as held:
+        raise busy or held from None
+    except (OSError, NotImplementedError) as error:
+        if getattr(error, "errno", errno.ENOSYS) not in _NO_LOCKS:
+            raise
+        message, found = "the file system has no locks", getattr(error, "strerror", "no flock")
+        raise MachineError(message, place=str(file.parent), found=found, hint=_HINT) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def locked_folder(name: str) -> Iterator[Path]:
+    """Hold a folder of the cache, made where it is missing: one process at a time fills it."""
+    folder = cache_root() / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / ".lock"):
+        yield folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from twinrun.foundation.text import visible
 
@@ -30,26 +31,17 @@ class TwinrunError(Exception):
         hint: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
-        self.place = place
-        self.found = found
-        self.allowed = allowed
-        self.hint = hint
+        self.message, self.place, self.hint = message, place, hint
+        self.found, self.allowed = found, allowed
 
     def __str__(self) -> str:
-        # Names, settings and lines of logs come from elsewhere: a terminal obeys none of them.
-        return visible(self._text())
-
-    def _text(self) -> str:
         # A key of a manifest, and a name that was typed, may be as long as the file.
-        head = f"{_inline(self.place)}: {self.message}" if self.place else self.message
-        lines = [f"error: {head}"]
-        for label, value in (("found", self.found), ("allowed", self.allowed)):
-            if value is not None:
-                lines.append(f"  {label}: {_inline(value)}")
-        if self.hint:
-            lines.append(f"hint: {self.hint}")
-        return "\n".join(lines)
+        lines = [f"error: {_inline(self.place)}: {self.message}" if self.place else f"error: {self.message}"]
+        told = (("found", self.found), ("allowed", self.allowed))
+        lines += [f"  {label}: {_inline(value)}" for label, value in told if value is not None]
+        lines += [f"hint: {self.hint}"] if self.hint else []
+        # Names, settings and lines of logs come from elsewhere: a terminal obeys none of them.
+        return visible("\n".join(lines))
 
 
 class InputError(TwinrunError):
@@ -86,52 +78,36 @@ def require_known(
     """
     names = list(known)
     if name not in names:
-        raise InputError(
-            message, place=place, found=name, allowed=names, hint=closest(name, names, also=also)
-        )
+        hint = closest(name, names, also=also)
+        raise InputError(message, place=place, found=name, allowed=names, hint=hint)
 
 
 def require_equal(
-    found: object,
-    allowed: object,
-    message: str,
-    *,
-    place: str,
-    hint: str | None = None,
-    error: type[TwinrunError] = InputError,
+    found: object, allowed: object, message: str, *, error: type[TwinrunError] = InputError, **told: Any
 ) -> None:
     """Raise an error, an InputError unless told otherwise, where what is found is not what it must be."""
     if found != allowed:
-        raise error(message, place=place, found=found, allowed=allowed, hint=hint)
+        raise error(message, found=found, allowed=allowed, **told)
 
 
 # What other programs call a setting.
 _ELSEWHERE = {
-    "batch_size": "global_batch",
-    "global_batch_size": "global_batch",
-    "train_batch_size": "global_batch",
-    "gbs": "global_batch",
-    "micro_batch_size": "microbatch",
-    "per_device_train_batch_size": "microbatch",
-    "mbs": "microbatch",
-    "context_length": "sequence",
-    "max_seq_len": "sequence",
-    "seq_len": "sequence",
-    "seq_length": "sequence",
-    "max_steps": "steps",
-    "num_steps": "steps",
-    "train_iters": "steps",
-    "model_name": "model",
-    "dataset": "data",
-    "dtype": "precision",
-    "gradient_checkpointing": "activation_checkpointing",
-    "gpus": "devices",
-    "ngpus": "devices",
-    "num_gpus": "devices",
-    "nnodes": "nodes",
-    "num_nodes": "nodes",
-    "lr": "optimizer.learning_rate",
-    "wd": "optimizer.weight_decay",
+    other: ours
+    for ours, others in {
+        "global_batch": ("batch_size", "global_batch_size", "train_batch_size", "gbs"),
+        "microbatch": ("micro_batch_size", "per_device_train_batch_size", "mbs"),
+        "sequence": ("context_length", "max_seq_len", "seq_len", "seq_length"),
+        "steps": ("max_steps", "num_steps", "train_iters"),
+        "model": ("model_name",),
+        "data": ("dataset",),
+        "precision": ("dtype",),
+        "activation_checkpointing": ("gradient_checkpointing",),
+        "devices": ("gpus", "ngpus", "num_gpus"),
+        "nodes": ("nnodes", "num_nodes"),
+        "optimizer.learning_rate": ("lr",),
+        "optimizer.weight_decay": ("wd",),
+    }.items()
+    for other in others
 }
 
 

@@ -12,8 +12,9 @@ import stat
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pydantic_core import from_json
 
@@ -37,25 +38,28 @@ def write_together(texts: Mapping[Path, str]) -> None:
     """
     for path in texts:
         demand_replaceable(path)
-    staged: dict[Path, Path] = {}
+    drafts = {path: path.with_name(f".{path.name[:200]}.{uuid.uuid4().hex}") for path in texts}
     written: list[str] = []
     try:
-        for path, text in texts.items():
-            staged[path] = _stage(path, text)
+        for path, draft in drafts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with draft.open("x", encoding="utf-8") as stream:
+                stream.write(texts[path])
+                stream.flush()
+                os.fsync(stream.fileno())
         # All content is on the disk: from here on only names change, which needs no space.
-        for path, temporary in staged.items():
-            temporary.replace(path)
+        for path, draft in drafts.items():
+            draft.replace(path)
             written.append(path.name)
     except OSError as error:
         left = [other.name for other in texts if other.name not in written]
-        kept = f"not written: {', '.join(left)}; all other files are kept as they were"
-        raise cannot_write(
-            error, path, kept=f"written: {', '.join(written)}; {kept}" if written else kept
-        ) from None
+        done = f"written: {', '.join(written)}; " if written else ""
+        kept = f"{done}not written: {', '.join(left)}; all other files are kept as they were"
+        raise cannot_write(error, path, kept=kept) from None
     finally:
-        for temporary in staged.values():
+        for draft in drafts.values():
             with contextlib.suppress(OSError):
-                temporary.unlink()
+                draft.unlink()
 
 
 def demand_replaceable(path: Path) -> None:
@@ -63,33 +67,26 @@ def demand_replaceable(path: Path) -> None:
 
     Of a device, which root may replace, nothing would be left; a pipe would lose its reader.
     """
-    try:
-        kind = kind_of(path.lstat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except (OSError, ValueError) as error:
-        # A folder of the path is a link to itself, or no file system takes the name.
-        kind = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    if kind:
-        raise InputError(
-            "cannot be written here", place=str(path), found=kind, allowed="a regular file, or a new name"
-        )
+    if (found := _standing(path)) not in (None, "a file"):
+        message, allowed = "cannot be written here", "a regular file, or a new name"
+        raise InputError(message, place=str(path), found=found, allowed=allowed)
 
 
 def demand_absent(folder: Path) -> None:
     """Raise InputError where something stands that a new folder would replace, a link to nothing too."""
+    if found := _standing(folder):
+        hint = "choose another name, or remove it"
+        raise InputError("there is something already", place=str(folder), found=found, hint=hint)
+
+
+def _standing(path: Path) -> str | None:
+    """Return what stands at `path`, or why no file system takes the name; None where nothing does."""
     try:
-        there = os.path.lexists(folder)
-        folder.parent.stat()
-    except FileNotFoundError:
-        return
+        return kind_of(path.lstat().st_mode) or "a file"
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (OSError, ValueError) as error:
-        found = getattr(error, "strerror", None) or str(error)
-        raise InputError("no folder can be made here", place=str(folder), found=found) from None
-    if there:
-        raise InputError(
-            "there is something already", place=str(folder), hint="choose another name, or remove it"
-        )
+        return getattr(error, "strerror", None) or str(error)
 
 
 def cannot_write(error: OSError, path: Path | str, *, kept: str) -> MachineError:
@@ -100,40 +97,15 @@ def cannot_write(error: OSError, path: Path | str, *, kept: str) -> MachineError
     return MachineError(f"cannot write: {reason}", place=str(path), hint=f"{remedy}; {kept}")
 
 
-def _stage(path: Path, text: str) -> Path:
-    """Write a text beside its place, readable by whom the user's own new files are, and return where."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name[:200]}.{uuid.uuid4().hex}")
-    try:
-        with draft.open("x", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
-    return draft
-
-
 class IrregularFileError(OSError):
     """What stands where a regular file should be: a link, a pipe, a device, a socket, or too many bytes."""
 
-    def __init__(self, found: str, path: Path) -> None:
-        super().__init__(errno.EINVAL, found, str(path))
+
+# By the letter that `ls -l` has for it.
+_KINDS = {"l": "a link", "p": "a pipe", "s": "a socket", "c": "a device", "b": "a device", "d": "a folder"}
 
 
-_KINDS = {
-    stat.S_IFLNK: "a link",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFDIR: "a folder",
-}
-
-
-def open_regular(path: Path, *, links: bool = False) -> IO[bytes]:
+def open_regular(path: Path, *, links: bool = False) -> FileIO:
     """Open a regular file for reading, without a buffer; nothing else is opened, so that nothing waits.
 
     Args:
@@ -146,7 +118,7 @@ def open_regular(path: Path, *, links: bool = False) -> IO[bytes]:
     _demand_regular(path.stat() if links else path.lstat(), path)
     # It may have been replaced since: a pipe does not wait for its writer, and a link is not followed.
     wary = os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
-    stream = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | wary), "rb", buffering=0)
+    stream = FileIO(os.open(path, os.O_RDONLY | os.O_CLOEXEC | wary), "rb")
     try:
         _demand_regular(os.fstat(stream.fileno()), path)
     except BaseException:
@@ -165,31 +137,30 @@ def copy_regular(source: Path, target: Path) -> None:
         with open_regular(source) as stream, target.open("wb") as copy:
             shutil.copyfileobj(stream, copy)
     except IrregularFileError as error:
-        raise InputError(
-            "not a file of this folder", place=str(source), found=error.strerror, allowed="a regular file"
-        ) from None
+        message, found = "not a file of this folder", error.strerror
+        raise InputError(message, place=str(source), found=found, allowed="a regular file") from None
 
 
 def read_regular(path: Path, *, limit: int, links: bool = False) -> bytes:
     """Return the content of a regular file of at most `limit` bytes; raises as `open_regular` does."""
     with open_regular(path, links=links) as stream:
         if (size := os.fstat(stream.fileno()).st_size) > limit:
-            raise IrregularFileError(f"{size} bytes, at most {limit}", path)
+            raise IrregularFileError(errno.EINVAL, f"{size} bytes, at most {limit}", str(path))
         content: bytes | None = stream.read()
     if content is None:
         # A log of the kernel below /proc looks like a regular file and waits for its next line.
-        raise IrregularFileError("a file without content yet", path)
+        raise IrregularFileError(errno.EINVAL, "a file without content yet", str(path))
     return content
 
 
 def kind_of(mode: int) -> str:
     """Return what a directory entry of this mode is, in words; nothing for a regular file."""
-    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no file")
+    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.filemode(mode)[0], "no file")
 
 
 def _demand_regular(found: os.stat_result, path: Path) -> None:
     if kind := kind_of(found.st_mode):
-        raise IrregularFileError(kind, path)
+        raise IrregularFileError(errno.EINVAL, kind, str(path))
 
 
 def real(path: Path) -> Path:
@@ -213,52 +184,32 @@ def sha256_of_bytes(content: bytes) -> str:
 
 def sha256_of_file(path: Path) -> str:
     """Return the hexadecimal SHA-256 of a file, following links; raises as `open_regular` does."""
-    digest = hashlib.sha256()
     with open_regular(path, links=True) as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def parse_json(text: str | bytes) -> Any:
     """Return what a JSON text says; what two readers could understand in two ways is refused.
 
     Raises:
-        ValueError: not JSON, a key that stands twice in one table, or half a character, which no file holds.
-        RecursionError: hundreds of brackets, one in another.
+        ValueError: not JSON, a key that stands twice in one table, half a character, which no file holds, or
+            hundreds of brackets, one in another.
     """
     # Python's own parser counts against the interpreter's limit. Where a library has raised that, 100,000
     # brackets end the process by a segmentation fault, as was seen in Python 3.11.
-    try:
-        from_json(text)
-    except ValueError as error:
-        if "recursion limit" in str(error):
-            raise RecursionError("brackets nest deeper than 200") from None
-    data = json.loads(text, object_pairs_hook=_table)
-    # Only an escape can bring half a character in: JSON itself is UTF-8.
-    if _HALF in (text.lower() if isinstance(text, bytes) else text.lower().encode(errors="replace")):
-        try:
-            canonical_json(data).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"half a character, {error.object[error.start]!a}") from None
-    return data
+    from_json(text)
+    return json.loads(text, object_pairs_hook=_table)
 
 
 def leaves(data: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each text, number and truth value of JSON with its dotted key, and each name of a table."""
-    if isinstance(data, dict):
-        for name, one in data.items():
-            inner = f"{key}.{name}" if key else str(name)
-            yield inner, name
-            yield from leaves(one, inner)
-    elif isinstance(data, list):
-        for number, one in enumerate(data):
-            yield from leaves(one, f"{key}.{number}" if key else str(number))
-    else:
+    """Yield each text, number and truth value of JSON with its dotted key, and each name and place."""
+    inside = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for name, one in inside:
+        inner = f"{key}.{name}" if key else str(name)
+        yield inner, name
+        yield from leaves(one, inner)
+    if not isinstance(data, (dict, list)):
         yield key, data
-
-
-_HALF = b"\\ud"
 
 
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

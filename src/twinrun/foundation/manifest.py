@@ -75,14 +75,15 @@ def load_rows(path: Path, model: type[Model]) -> tuple[Model, ...]:
     Raises:
         InputError: a line that is none, with its number.
     """
-    rows = []
-    with path.open(encoding="utf-8", newline="") as file:
-        for number, line in enumerate(csv.DictReader(file), start=2):
-            try:
+    rows: list[Model] = []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for line in csv.DictReader(file):
                 rows.append(model.model_validate_strings(line))
-            except ValidationError as error:
-                first = error.errors(include_url=False)[0]
-                raise _explain(first, line, model, f"{path.name}:{number}", also=set(), words=[]) from None
+    except ValidationError as error:
+        fault, *_ = error.errors(include_url=False)
+        where = f"{path.name}:{len(rows) + 2}:{fault['loc'][0]}"
+        raise InputError(fault["msg"], place=where, found=repr(fault["input"])) from None
     return tuple(rows)
 
 
@@ -99,15 +100,7 @@ def validate(data: Any, model: type[Model], *, place: str, also: Iterable[str] =
         # Strict JSON mode takes lists for tuples, which strict Python mode refuses.
         return model.model_validate_json(json.dumps(data, default=str))
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        # A misspelt key is unknown, and what it should have been is missing: the first is the cause.
-        first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
-        words = [
-            one["ctx"]["expected"]
-            for one in found
-            if one is not first and one["type"] == "literal_error" and _key(one, data) == _key(first, data)
-        ]
-        raise _explain(first, data, model, place, also=set(also), words=words) from None
+        raise _explain(error.errors(include_url=False), data, model, place, set(also)) from None
     except (ValueError, OverflowError, RecursionError) as error:
         raise InputError(f"cannot be read: {error}", place=place) from None
 
@@ -116,107 +109,85 @@ def read_text(path: Path) -> str:
     """Return the text of a file that a person or a program has written; raises InputError."""
     try:
         limit = MAX_MANIFEST_BYTES if path.suffix == ".toml" else MAX_JSON_BYTES
-        content = read_regular(path, limit=limit, links=True)
+        return read_regular(path, limit=limit, links=True).decode("utf-8")
     except IrregularFileError as error:
         raise InputError("no manifest", place=str(path), found=error.strerror, allowed="a file") from None
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", place=str(path)) from None
-    try:
-        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"not UTF-8: {error.reason} at byte {error.start}", place=str(path)) from None
-
-
-def _demand_plain_keys(text: str, path: Path) -> None:
-    """Raise InputError for keys that the parser would take gigabytes for, before it sees them.
-
-    Each dot of a key is a table in a table, and the parser keeps the whole path for every one.
-    """
-    if found := _LONG_KEY.search(text):
-        raise InputError(
-            "a key of too many parts",
-            place=f"{path}:{text.count(chr(10), 0, found.start()) + 1}",
-            allowed=f"at most {MAX_KEY_PARTS}",
-        )
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of the TOML file at `path`; raises InputError as `load_toml` does."""
     text = read_text(path)
     if text.startswith("\ufeff"):
-        raise InputError(
-            "a byte order mark before the first key", place=str(path), allowed="UTF-8 without one"
-        )
-    _demand_plain_keys(text, path)
+        message, allowed = "a byte order mark before the first key", "UTF-8 without one"
+        raise InputError(message, place=str(path), allowed=allowed)
+    # Each dot of a key is a table in a table, and the parser keeps the whole path for every one: gigabytes.
+    if found := _LONG_KEY.search(text):
+        line, allowed = text.count("\n", 0, found.start()) + 1, f"at most {MAX_KEY_PARTS}"
+        raise InputError("a key of too many parts", place=f"{path}:{line}", allowed=allowed)
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         message, _, position = str(error).partition(" (at ")
-        line = position.removeprefix("line ").partition(",")[0]
-        where = f"{path}:{line}" if line.isdigit() else f"{path}:{text.count(chr(10)) + 1}"
-        twice = "a key may stand only once in its table" if "overwrite" in message else None
-        raise InputError(f"broken TOML: {message}", place=where, hint=twice) from None
+        told = re.match(r"line (\d+)", position)
+        place = f"{path}:{told[1] if told else text.count(chr(10)) + 1}"
+        hint = "a key may stand only once in its table" if "overwrite" in message else None
+        raise InputError(f"broken TOML: {message}", place=place, hint=hint) from None
     except (ValueError, RecursionError) as error:
         # A number of thousands of digits, or thousands of brackets.
         raise InputError(f"broken TOML: {error}", place=str(path)) from None
 
 
 def _explain(
-    error: ErrorDetails, data: Any, model: type[BaseModel], place: str, *, also: set[str], words: list[str]
+    found: list[ErrorDetails], data: Any, model: type[BaseModel], place: str, also: set[str]
 ) -> InputError:
-    """Return the error; `words` are what the place may have beside what `error` asks for."""
-    location = error["loc"]
-    key = _key(error, data)
+    # A misspelt key is unknown, and what it should have been is missing: the first is the cause.
+    error = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
+    location, key = error["loc"], _key(error, data)
     where = f"{place}:{key}" if key else place
     if error["type"] == "extra_forbidden":
         name = str(location[-1])
         allowed = sorted(_keys_at(model, location[:-1]) | (also if len(location) == 1 else set()))
-        return InputError(
-            "unknown key", place=where, found=name, allowed=allowed or None, hint=closest(name, allowed)
-        )
+        hint = closest(name, allowed)
+        return InputError("unknown key", place=where, found=name, allowed=allowed or None, hint=hint)
     if error["type"] == "missing":
-        return InputError(
-            "this key is required", place=where, hint="docs/guides/add-a-recipe.md explains the keys"
-        )
+        hint = "docs/guides/add-a-recipe.md explains the keys"
+        return InputError("this key is required", place=where, hint=hint)
     if error["type"] == "model_type":
         keys = sorted(_keys_at(model, location))
         return InputError("this key is a table", place=where, found=repr(error["input"]), allowed=keys)
-    return InputError(", or ".join([error["msg"], *words]), place=where, found=repr(error["input"]))
+    # The members of a union, each of which takes something else.
+    said = dict.fromkeys(one["msg"] for one in found if _key(one, data) == key)
+    message = ", or ".join(said).replace(", or Input should be ", ", or ")
+    return InputError(message, place=where, found=repr(error["input"]))
 
 
 def _key(error: ErrorDetails, data: Any) -> str:
-    return ".".join(_keys_of(data, error["loc"], absent=error["type"] == "missing"))
-
-
-def _keys_of(data: Any, location: tuple[int | str, ...], *, absent: bool) -> Iterator[str]:
-    """Yield the keys of a location; between them pydantic also names the member of a union that it tried."""
-    for number, part in enumerate(location):
+    """Return the keys of a location; between them pydantic also names the member of a union that it tried."""
+    keys = []
+    for part in error["loc"]:
         places = data if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ()
         if part in places:
             data = data[part]
-            yield str(part)
-        elif absent and number == len(location) - 1:
-            yield str(part)
+            keys.append(str(part))
+    return ".".join([*keys, str(error["loc"][-1])] if error["type"] == "missing" else keys)
 
 
 def _keys_at(model: Any, location: tuple[int | str, ...]) -> set[str]:
     """Return the keys allowed at `location` inside `model`, following containers and unions."""
     candidates = [model]
     for part in location:
-        following: list[Any] = []
-        for candidate in _models_in(candidates):
-            field = candidate.model_fields.get(str(part))
-            if field is not None:
-                following.append(field.annotation)
-        candidates = following or candidates
+        fields = [one.model_fields.get(str(part)) for one in _models_in(candidates)]
+        candidates = [field.annotation for field in fields if field] or candidates
     return {key for candidate in _models_in(candidates) for key in candidate.model_fields}
 
 
-def _models_in(annotations: list[Any]) -> list[type[BaseModel]]:
-    found: list[type[BaseModel]] = []
+def _models_in(annotations: Iterable[Any]) -> Iterator[type[BaseModel]]:
     for annotation in annotations:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            found.append(annotation)
+            yield annotation
         else:
-            found.extend(_models_in(list(get_args(annotation))))
-    return found
+            yield from _models_in(get_args(annotation))

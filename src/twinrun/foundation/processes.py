@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import os
-import select
 import signal
 import subprocess
-import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from twinrun.foundation.errors import MachineError, RunError, TwinrunError
@@ -35,39 +33,6 @@ def end_with_parent(number: signal.Signals) -> None:
     _LIBRARY.prctl(_PR_SET_PDEATHSIG, number)
 
 
-def readable(descriptor: int, *, seconds: float) -> bool:
-    """Say whether within that time there is something to read, or nobody left who could write.
-
-    Unlike `select`, this takes descriptors above 1,023, which processes with many files have.
-    """
-    waiting = select.poll()
-    waiting.register(descriptor, select.POLLIN)
-    return bool(waiting.poll(seconds * 1000))
-
-
-@contextlib.contextmanager
-def _stops_held() -> Iterator[None]:
-    """Hold Ctrl-C, and what stops like it, until the block has ended.
-
-    A fork calls hooks of Python's library and drops what they raise: a stop that fell there would be lost.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    ours = {number: handler for number, handler in handlers.items() if callable(handler)}
-    for number in ours:
-        signal.signal(number, lambda received, _frame: held.append(received))
-    try:
-        yield
-    finally:
-        for number, handler in ours.items():
-            signal.signal(number, handler)
-        if held:
-            signal.raise_signal(held[0])
-
-
 class LocalProcess:
     """A process with its own group; what it prints goes to one file.
 
@@ -75,35 +40,25 @@ class LocalProcess:
     """
 
     def __init__(
-        self,
-        arguments: Sequence[str],
-        *,
-        variables: Mapping[str, str],
-        folder: Path,
-        log: Path,
-        stdin: int = subprocess.DEVNULL,
+        self, arguments: Sequence[str], *, variables: Mapping[str, str], folder: Path, log: Path
     ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._mark = uuid.uuid4().hex
         try:
-            with log.open("ab") as stream, _stops_held():
+            with log.open("ab") as stream:
                 self._process = subprocess.Popen(
                     list(arguments),
                     env=os.environ | dict(variables) | {_MARK: self._mark},
                     cwd=folder,
-                    stdin=stdin,
+                    stdin=subprocess.DEVNULL,
                     stdout=stream,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                     # Ours alone, and a single system call.
-                    preexec_fn=functools.partial(end_with_parent, signal.SIGTERM),  # noqa: PLW1509
+                    preexec_fn=partial(end_with_parent, signal.SIGTERM),  # noqa: PLW1509
                 )
         except OSError as error:
             raise MachineError(f"cannot start: {error.strerror}", place=arguments[0]) from None
-        except KeyboardInterrupt:
-            if hasattr(self, "_process"):
-                self.stop()
-            raise
 
     def poll(self) -> int | None:
         """Return the exit status, or None while it runs."""
@@ -119,25 +74,16 @@ class LocalProcess:
             self._process.wait(GRACE_SECONDS)
         self._signal(signal.SIGKILL)
         self._process.wait()
-        for pid in _marked(self._mark):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        wanted = f"{_MARK}={self._mark}".encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            # Processes end while they are listed, and those of others are closed to us.
+            with contextlib.suppress(OSError):
+                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(folder.name), signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
-
-
-def _marked(mark: str) -> list[int]:
-    """Return the processes of this user that carry `mark` in their environment."""
-    wanted = f"{_MARK}={mark}".encode()
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        # Processes end while they are listed, and those of others are closed to us.
-        with contextlib.suppress(OSError):
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
 
 
 def read_output(
@@ -148,43 +94,32 @@ def read_output(
     Raises:
         RunError: it failed or took too long; the message holds its last lines.
     """
-    try:
-        return tool_output(
-            arguments,
-            failure="the command failed",
-            place=" ".join(arguments[:4]),
-            error=RunError,
-            variables=variables,
-            folder=folder,
-            seconds=seconds,
-        )
-    except MachineError as error:
-        raise RunError(error.message, place=error.place) from None
+    run = partial(tool_output, failure="the command failed", error=RunError, seconds=seconds)
+    return run(arguments, variables=variables, folder=folder, place=" ".join(arguments[:4]))
 
 
 def tool_output(
     arguments: Sequence[str],
     *,
     failure: str | None,
-    place: str | None = None,
-    allowed: str | None = None,
-    hint: str | None = None,
     absent: str | None = None,
     error: type[TwinrunError] = MachineError,
     variables: Mapping[str, str] | None = None,
     folder: Path | None = None,
     umask: int = -1,
     seconds: float | None = None,
+    **told: str | None,
 ) -> str:
     """Run a tool of this machine to its end and return its standard output.
 
     Args:
         failure: what is said where it fails, with its last lines; None where that is an answer too.
         absent: hint where it cannot be started.
-        error: kind of error that a failure is.
+        error: kind of error that is raised.
+        told: what it says beside what the tool has printed: place, allowed, hint.
 
     Raises:
-        MachineError: it cannot be started, or it failed.
+        TwinrunError: it cannot be started, or it failed.
     """
     try:
         done = subprocess.run(
@@ -202,10 +137,10 @@ def tool_output(
         )
     except (OSError, subprocess.TimeoutExpired) as refused:
         said = getattr(refused, "strerror", None) or str(refused)
-        raise MachineError(f"cannot start: {said}", place=arguments[0], hint=absent) from None
+        raise error(f"cannot start: {said}", place=arguments[0], hint=absent) from None
     if done.returncode and failure:
         found = last_lines(done.stderr or done.stdout)
-        raise error(failure, place=place, found=found, allowed=allowed, hint=hint)
+        raise error(failure, found=found, **told)
     return done.stdout
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
-import pkgutil
 import platform
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -107,13 +107,13 @@ def _without_known(line: str) -> str:
 @cache
 def _plugins() -> tuple[Any, ...]:
     """Return the detectors of detect-secrets that know a form; none in a stack, which does not have it."""
-    found: dict[str, Any] = {}
-    with contextlib.suppress(ImportError):
-        package = importlib.import_module("detect_secrets.plugins")
-        for module in pkgutil.iter_modules(package.__path__):
-            found |= vars(importlib.import_module(f"{package.__name__}.{module.name}"))
-    known = [part for name, part in found.items() if name not in _GUESSES and hasattr(part, "denylist")]
-    return tuple(part() for part in known if isinstance(part.denylist, (list, tuple)))
+    try:
+        util = importlib.import_module("detect_secrets.core.plugins.util")
+    except ImportError:
+        return ()
+    known = util.get_mapping_from_secret_type_to_class().values()
+    forms = (one for one in known if isinstance(getattr(one, "denylist", None), (list, tuple)))
+    return tuple(one() for one in forms if one.__name__ not in _GUESSES)
 
 
 class HiddenNames:
@@ -134,16 +134,14 @@ class HiddenNames:
         self._hosts = re.compile(rf"(?<![\w.-])({names})(?:\.[A-Za-z][\w-]*)*(?![\w-])")
         users = {os.environ.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER")}
         users.add(Path(os.environ.get("HOME", "")).name)
-        known = sorted((one for one in users - _NOBODY if len(one) > 2), key=len, reverse=True)
         # Where there is none, a pattern that is found nowhere.
-        people = "|".join(map(re.escape, known)) or "(?!)"
+        people = "|".join(re.escape(one) for one in users - _NOBODY if len(one) > 2) or "(?!)"
         self._users = re.compile(rf"(?<![\w-])(?:{people})(?![\w-])")
 
     def text(self, text: str) -> str:
         """Return a text without names of hosts, users and folders, addresses, queries and credentials."""
         hidden = _QUERY.sub(r"\1?***", leaving(text))
         hidden = self._hosts.sub(lambda found: self._labels[found[1]], hidden)
-        # A text that is nothing else may be a version; `value` knows where it is an address.
         hidden = _LONG_ADDRESS.sub("removed", hidden)
         hidden = hidden if _ADDRESS.fullmatch(hidden) else _ADDRESS.sub("removed", hidden)
         hidden = _MAIL.sub("removed", _PATH.sub("…/", _HOME.sub("…/", hidden)))
@@ -151,13 +149,9 @@ class HiddenNames:
 
     def value(self, value: Any) -> Any:
         """Return a JSON value whose texts and keys are without them."""
-        if isinstance(value, Mapping) and _ADDRESS.fullmatch(str(value.get("address"))):
-            value = {**value, "address": "removed"}
-        if isinstance(value, Mapping):
-            return {self.text(key): self.value(one) for key, one in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self.value(one) for one in value]
-        return self.text(value) if isinstance(value, str) else value
+        # A text that is an address alone may be a version of four parts, but for this key.
+        plain = re.sub(r'("address": )"[\d.]+"', r'\1"removed"', json.dumps(value))
+        return cleaned(json.loads(plain), self.text)
 
 
 def cleaned(value: Any, clean: Callable[[str], str] = without_credentials) -> Any:
@@ -173,9 +167,6 @@ def demand_clean(text: str, place: str) -> None:
     """Raise InputError where a text that is sent as it is, since it is sealed, has a credential in it."""
     for number, line in enumerate(text.splitlines(), start=1):
         if leaving(line) != line:
-            raise InputError(
-                "this looks like a password, a token or a key",
-                place=f"{place}:{number}",
-                allowed="no credentials in what leaves this machine",
-                hint="take it out of the command, the environment or the site, and run again",
-            )
+            message, allowed = "this looks like a password, a token or a key", "no credentials in what leaves"
+            hint = "take it out of the command, the environment or the site, and run again"
+            raise InputError(message, place=f"{place}:{number}", allowed=allowed, hint=hint)

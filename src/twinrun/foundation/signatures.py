@@ -9,7 +9,9 @@ import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from twinrun.foundation.errors import InputError, MachineError
@@ -26,8 +28,7 @@ _SIGNERS = "allowed_signers"
 # Beside the file of signers: keys, or a KRL of ssh-keygen, that nobody signs with any more.
 _REVOKED = "revoked_keys"
 _VARIABLE = "TWINRUN_SIGNERS"
-_MAX_BYTES = 1 << 16
-_MAX_SIGNERS_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _SECONDS = 60
 _AGAIN = "get file and signature again from who signed them; remove the signature to read it as unsigned"
 
@@ -49,19 +50,16 @@ def is_demanded(root: Path, *, asked: bool) -> bool:
 def demand_signed(signature: str, *, place: str, root: Path) -> None:
     """Raise InputError unless `signature`, as `signed_by` says it, is that of a known signer."""
     if not signature.startswith(_SIGNED):
-        raise InputError(
-            "a signature of a known signer is demanded",
-            place=place,
-            found=signature,
-            allowed=f"signed by a name of {signers_of(root)}",
-            hint=f"`invoke sign` signs; --require-signature, or the line `{POLICY}` of that file, demands it",
-        )
+        message = "a signature of a known signer is demanded"
+        allowed = f"signed by a name of {signers_of(root)}"
+        hint = f"`invoke sign` signs; --require-signature, or the line `{POLICY}` of that file, demands it"
+        raise InputError(message, place=place, found=signature, allowed=allowed, hint=hint)
 
 
 def _signers_text(signers: Path) -> str:
     """Return the file of signers, empty where there is none and none was named; raises InputError."""
     try:
-        return read_regular(signers, limit=_MAX_SIGNERS_BYTES, links=True).decode(errors="replace")
+        return read_regular(signers, limit=_MAX_BYTES, links=True).decode(errors="replace")
     except OSError as error:
         if isinstance(error, FileNotFoundError) and _VARIABLE not in os.environ:
             return ""
@@ -79,7 +77,7 @@ def signature_of(digest: str, *, key: Path) -> str:
     """
     if not key.is_file():
         raise InputError("no such key", place="--key", found=str(key), hint="for example ~/.ssh/id_ed25519")
-    done = _ssh_keygen("sign", "-f", str(key), "-n", _NAMESPACE, digest=digest)
+    done = _ssh_keygen("sign", "-f", str(key), digest=digest, arguments=("-n", _NAMESPACE))
     if done.returncode:
         raise InputError("the key does not sign", place=str(key), found=done.stderr.strip())
     return done.stdout
@@ -105,63 +103,52 @@ def signed_by(digest: str, signature: str, *, place: str, signers: Path, when: d
         MachineError: ssh-keygen is not installed.
     """
     # In the time of this machine, which every release reads.
-    moment = f"verify-time={(when or datetime.now(UTC)).astimezone():%Y%m%d%H%M%S}"
+    moment = ("-O", f"verify-time={(when or datetime.now(UTC)).astimezone():%Y%m%d%H%M%S}")
     with tempfile.NamedTemporaryFile("w", suffix=SUFFIX) as copy:
         copy.write(signature)
         copy.flush()
 
-        def asked(action: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-            return _ssh_keygen(action, *arguments, "-n", _NAMESPACE, "-s", copy.name, digest=digest)
+        asked = partial(_ssh_keygen, digest=digest, arguments=("-n", _NAMESPACE, "-s", copy.name))
 
-        def demand(message: str, answer: subprocess.CompletedProcess[str]) -> str:
-            if answer.returncode:
-                said = (answer.stderr or answer.stdout).strip().splitlines()
-                raise InputError(message, place=place, found=said[0] if said else None, hint=_AGAIN)
-            return answer.stdout
+        def demand(message: str, *action: str) -> str:
+            done = asked(*action)
+            if done.returncode:
+                found, *_ = (done.stderr or done.stdout).strip().splitlines() or [""]
+                raise InputError(message, place=place, found=found, hint=_AGAIN)
+            return done.stdout
 
-        known = demand("the signature does not match", asked("check-novalidate"))
+        known = demand("the signature does not match", "check-novalidate")
         names: list[str] = []
         if _signers_text(signers):
-            found = asked("find-principals", "-f", str(signers), "-O", moment)
+            found = asked("find-principals", "-f", str(signers), *moment)
             names = [] if found.returncode else found.stdout.splitlines()
-            _demand_valid(found.stderr if found.returncode else "", place=place, signers=signers)
+            # The lines about the file begin with its name, and those about the key say when it is valid.
+            told = re.search(rf"^{re.escape(str(signers))}:(.*)$", found.stderr, re.MULTILINE)
+            if told and found.returncode:
+                late = re.search("expired|not yet valid", told[1])
+                message = "the key was not valid when it signed" if late else "not a line of a signer"
+                raise InputError(message, place=str(signers), found=f"line {told[1]}")
         revoked = signers.with_name(_REVOKED)
         for name in names:
-            who = ("-f", str(signers), "-I", name, "-O", moment)
-            demand(f"the key of {name} may not sign this", asked("verify", *who))
+            who = ("verify", "-f", str(signers), "-I", name, *moment)
+            demand(f"the key of {name} may not sign this", *who)
             if os.path.lexists(revoked):
                 message = f"the key of {name} is revoked, or {revoked} cannot be read"
-                demand(message, asked("verify", "-r", str(revoked), *who))
+                demand(message, *who, "-r", str(revoked))
     if names:
         return f"{_SIGNED}{', '.join(names)}"
     key = re.search(r"SHA256:[\w+/]+", known)
     return f"signed with the key {key[0] if key else 'of nobody'}, which {signers.name} does not vouch for"
 
 
-def _demand_valid(said: str, *, place: str, signers: Path) -> None:
-    """Raise InputError where the key was not valid then, or a line of the file is no signer's."""
-    # The lines about the file begin with its name, and those about the key say when it is valid.
-    for line in (
-        one.removeprefix(f"{signers}:") for one in said.splitlines() if one.startswith(f"{signers}:")
-    ):
-        if "expired" in line or "not yet valid" in line:
-            message, hint = (
-                "the key was not valid when it signed",
-                f"change the dates in {signers}",
-            )
-            raise InputError(message, place=place, found=f"line {line}", hint=hint)
-        raise InputError("not a line of a signer", place=str(signers), found=f"line {line}")
-
-
-def _ssh_keygen(action: str, *arguments: str, digest: str) -> subprocess.CompletedProcess[str]:
-    command, text = ["ssh-keygen", "-Y", action, *arguments], f"{digest}\n".encode()
+def _ssh_keygen(*action: str, digest: str, arguments: Iterable[str]) -> subprocess.CompletedProcess[str]:
+    command, text = ["ssh-keygen", "-Y", *action, *arguments], f"{digest}\n"
+    run = partial(subprocess.run, capture_output=True, text=True, errors="replace", check=False)
     try:
-        done = subprocess.run(command, input=text, capture_output=True, timeout=_SECONDS, check=False)
+        return run(command, input=text, timeout=_SECONDS)
     except OSError as error:
         hint = "signatures need OpenSSH 8.9 or newer"
         raise MachineError(f"cannot start ssh-keygen: {error.strerror}", hint=hint) from None
     except subprocess.TimeoutExpired:
         hint = "add the key to an agent: ssh-add KEY"
         raise MachineError("ssh-keygen does not answer", hint=hint) from None
-    out, said = (one.decode(errors="replace") for one in (done.stdout, done.stderr))
-    return subprocess.CompletedProcess(command, done.returncode, out, said)

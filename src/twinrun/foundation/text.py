@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Iterable, Sequence
 
 GIB, MIB, TERA = 1 << 30, 1 << 20, 1e12
-# Handler of errors, for streams whose encoding lacks a character: what looks or means alike, else `?`.
-LIKENESS = "twinrun-likeness"
-_ALIKE = dict(zip("✓✗≠○·\N{MULTIPLICATION SIGN}µ…→", "+x~o-xu.>", strict=True))
 
 
 def number(value: float) -> str:
@@ -58,15 +54,6 @@ _UNSEEN = re.compile(
 def visible(text: str) -> str:
     """Return `text` with what a terminal or a browser would obey, and not show, written as its number."""
     return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
-
-
-def _alike(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(_ALIKE.get(one, "?") for one in error.object[error.start : error.end]), error.end
-
-
-codecs.register_error(LIKENESS, _alike)
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

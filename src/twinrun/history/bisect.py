@@ -11,10 +11,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from twinrun.foundation.cache import cache_root
+from twinrun.foundation.cache import cache_root, locked
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
-from twinrun.foundation.locks import locked
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.history import search
 from twinrun.history.inference import DifferenceInterval, Failures, Quantities, RunScale

@@ -18,9 +18,9 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from twinrun.foundation.cache import locked_folder
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import sha256_of_file
-from twinrun.foundation.locks import locked_folder
 from twinrun.foundation.processes import tool_output
 from twinrun.foundation.redaction import redacted
 from twinrun.manifests.locks import SystemPackage

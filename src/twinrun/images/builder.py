@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twinrun.foundation.cache import cache_root
+from twinrun.foundation.cache import cache_root, locked
 from twinrun.foundation.errors import MachineError, require_equal
 from twinrun.foundation.files import sha256_of_bytes
-from twinrun.foundation.locks import locked
 from twinrun.foundation.manifest import Frozen
 from twinrun.images.context import Context, collect, exhausted, write_wheelhouse
 from twinrun.images.engine import find_client, load, pull, run_build

@@ -12,7 +12,7 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from twinrun.foundation.errors import InputError, require_equal
 from twinrun.foundation.files import demand_absent, demand_replaceable, sha256_of_file
 from twinrun.foundation.manifest import Frozen, load_json
-from twinrun.foundation.progress import LiveProgress
+from twinrun.foundation.terminal import LiveProgress
 from twinrun.foundation.text import visible
 from twinrun.images.builder import Builder, BuiltImage
 from twinrun.images.context import collect

@@ -10,9 +10,9 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from twinrun.foundation.cache import tracked_files
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.text import size
-from twinrun.foundation.tracked import tracked_files
 from twinrun.images.apt_archive import fetch_packages
 from twinrun.images.plan import BuildPlan
 from twinrun.images.root_filesystem import ARCHIVE, root_file_system

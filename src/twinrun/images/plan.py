@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sized
 from pathlib import Path
 
+from twinrun.foundation.cache import tracked_files
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
-from twinrun.foundation.tracked import tracked_files
 from twinrun.images.wheels import requirements
 from twinrun.manifests.image_identity import rfc3339
 from twinrun.manifests.locks import AptLock

@@ -12,9 +12,9 @@ import urllib.parse
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from twinrun.foundation.cache import locked_folder
 from twinrun.foundation.errors import MachineError, require_equal
 from twinrun.foundation.files import sha256_of_file
-from twinrun.foundation.locks import locked_folder
 from twinrun.foundation.processes import tool_output
 from twinrun.images.apt_archive import fetch_packages
 from twinrun.manifests.locks import AptLock

@@ -11,8 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 from packaging.markers import Marker, default_environment
 
+from twinrun.foundation.cache import locked_folder
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.foundation.locks import locked_folder
 from twinrun.foundation.processes import tool_output
 from twinrun.manifests.locks import SourcePackage, parse_python_lock
 from twinrun.manifests.stack import LoadedStack, Stack, normalise

@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from twinrun.foundation.cache import tree_sha256
 from twinrun.foundation.errors import InputError, require_equal, require_known
 from twinrun.foundation.files import canonical_json, is_file_in, sha256_of_bytes, sha256_of_file
 from twinrun.foundation.manifest import Frozen, load_toml
-from twinrun.foundation.tracked import tree_sha256
 from twinrun.manifests.image_identity import CommittedInventory, built_id, committed
 from twinrun.manifests.locks import (
     AptLock,

@@ -11,7 +11,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from twinrun.foundation.terminal import VisibleConsole
-from twinrun.foundation.text import LIKENESS
 from twinrun.machine.doctor import Diagnosis
 
 PIPE_COLUMNS = 160
@@ -27,7 +26,7 @@ def show(view: RenderableType, *, most: int = PIPE_COLUMNS) -> None:
     """Print `view` on stdout, as wide as the terminal is, or COLUMNS says, and at most `most` columns."""
     stream = sys.stdout
     if hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors=LIKENESS)  # a locale of ASCII lacks the signs of verdicts
+        stream.reconfigure(errors="replace")  # a locale of ASCII lacks the signs of verdicts
     width = None if stream.isatty() or "COLUMNS" in os.environ else most
     console = VisibleConsole(file=stream, width=width, highlight=False)
     console.print(view, width=min(console.width, most))

@@ -10,10 +10,9 @@ from twinrun.checkpoints.folder import MANIFEST, STEP, FolderStore
 from twinrun.checkpoints.model_folder import PATTERNS, digest_of_folder, lacking, model_files
 from twinrun.checkpoints.tokenizer import IDENTITY, is_known
 from twinrun.checkpoints.verification import read_manifest
-from twinrun.foundation.cache import cache_root
+from twinrun.foundation.cache import cache_root, locked
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import real, write_atomically
-from twinrun.foundation.locks import locked
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.protocol.model_source import (
     CheckpointModel,

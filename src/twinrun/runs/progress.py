@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from twinrun.foundation.progress import LiveProgress
+from twinrun.foundation.terminal import LiveProgress
 from twinrun.workloads.workload import Progress as PointProgress
 
 

@@ -19,10 +19,9 @@ from twinrun.execution.environment import (
 from twinrun.execution.kernels import PROCESSOR, kernel_variables
 from twinrun.execution.ranks import METRICS, Ranks
 from twinrun.execution.task import all_pending
-from twinrun.foundation.cache import prune_bytecode
+from twinrun.foundation.cache import locked
 from twinrun.foundation.errors import InputError, RunInterruptedError
 from twinrun.foundation.files import sha256_of_file, write_atomically
-from twinrun.foundation.locks import locked
 from twinrun.machine.inventory import architectures_needed
 from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Allocation, Revision
@@ -55,7 +54,6 @@ def execute(prepared: Prepared, *, display: Display, detach: bool = False) -> Fi
         RunInterruptedError: Ctrl-C; what is finished stays and `--resume` goes on.
     """
     plan, run, project, selection = prepared.plan, prepared.run, prepared.project, prepared.selection
-    prune_bytecode()
     _make(run)
     busy = InputError(
         "another process is running this run",
