@@ -9,7 +9,7 @@ import pytest
 from twinrun.foundation.errors import InputError
 from twinrun.manifests.published import load_published
 from twinrun.planning.project import Project
-from twinrun.workloads.training.rates import drawn_rates
+from twinrun.workloads.training.report import published_rates
 from twinrun.workloads.workload import PictureContext
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,8 +33,9 @@ def test_a_reference_in_fp8_has_no_share_of_the_bf16_peak() -> None:
     fp8 = [one for one in published if one.precision == "fp8"]
     assert fp8
     assert all("amp_fp8" in one.source.where for one in fp8)
-    rates = drawn_rates(PictureContext(recipe=RECIPE, gpus=PROJECT.gpus), "model-flops/6N+12LDS")
-    drawn = [one for one in rates if one.mark == "reference"]
+    rates = published_rates(PictureContext(recipe=RECIPE, gpus=PROJECT.gpus))
+    drawn = [one for one in rates if one.mark == "reference" and one.precision == "bf16"]
+    assert {one.formula for one in drawn} == {"model-flops/6N+12LDS"}
     assert len(drawn) == len(published) - len(fp8)
 
 

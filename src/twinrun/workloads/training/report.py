@@ -1,20 +1,22 @@
-"""What a training record shows: a table of its points, scaling curves, loss curves."""
+"""What a training record shows: a table of its points, speeds beside the published ones, loss curves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from twinrun.foundation.text import number
+from twinrun.foundation.text import TERA, number, percent, plural
 from twinrun.manifests.published import PublishedClaims
 from twinrun.workloads.curve_distance import distance_in_words, parity, parity_charts, series_chart, values_of
 from twinrun.workloads.tables_and_charts import (
     Chart,
     Curve,
+    CurveKind,
     LineChart,
     Spot,
     Table,
     curve,
+    exact,
     measured,
     number_columns,
     sampled,
@@ -23,10 +25,14 @@ from twinrun.workloads.tables_and_charts import (
 )
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables
 from twinrun.workloads.training.numbers import VALIDATION, loss_of
-from twinrun.workloads.training.rates import published_curves, rates
-from twinrun.workloads.workload import Overview, PictureContext, RecordView, whole
+from twinrun.workloads.workload import CardRate, Overview, PictureContext, RecordView, whole
 
 TrainingRecord = RecordView[TrainingPlan, TrainingPoint]
+Context = PictureContext[TrainingTables]
+TOKENS, FLOPS = ("tokens-per-second", "tokens/s"), ("model-flops", "TFLOP/s")
+# More curves than these tell nothing apart.
+MAX_REFERENCES = 8
+KINDS: dict[CurveKind, str] = {"published": "published", "reference": "published elsewhere"}
 LOSS = "loss, nats/token"
 # Columns of the points: heading and measurement.
 POINTS = {
@@ -86,12 +92,82 @@ def _notes(record: TrainingRecord) -> Iterator[str]:
         yield "MFU: no dense peak is known for this device in this precision"
 
 
-def overview(records: Sequence[TrainingRecord], drawn: PictureContext[TrainingTables]) -> Overview:
-    """Return throughput and efficiency over devices and, of one record, its losses."""
-    return Overview(charts=tuple(_charts(records, drawn)) if records else (), rates=rates(records, drawn))
+def overview(records: Sequence[TrainingRecord], drawn: Context) -> Overview:
+    """Return all speeds, throughput and efficiency over devices and, of one record, its losses."""
+    rates = (*published_rates(drawn), *(rate for record in records for rate in _measured(record, drawn)))
+    return Overview(charts=tuple(_charts(records, drawn)) if records else (), rates=rates)
 
 
-def _charts(records: Sequence[TrainingRecord], drawn: PictureContext[TrainingTables]) -> Iterator[Chart]:
+def published_rates(drawn: Context) -> Iterator[CardRate]:
+    """Yield the absolute claims about the recipe's own configuration, then references, as rates of a card."""
+    asked, published = drawn.recipe.tables.training, drawn.recipe.published
+    told: list[tuple[Any, ...]] = []
+    for claim in published.claim:
+        # A claim about another configuration has its number in a reference, under the name of its model.
+        if claim.kind == "absolute" and claim.configuration is None and (at := claim.hardware):
+            label = f"{at.software}, {at.cards:,} cards"
+            told.append((claim, at.gpu, at.cards, at.nodes, "published", asked.model, asked.precision, label))
+    for one in published.reference:
+        told.append((one, one.gpu, one.cards, 1, "reference", one.model, one.precision, one.label))
+    for row, gpu, cards, nodes, mark, model, precision, label in told:
+        shape, card, kind = drawn.recipe.tables.models.get(model), drawn.gpus.get(gpu), (row.metric, row.unit)
+        if card is None or (shape is None and kind == TOKENS) or kind not in (TOKENS, FLOPS):
+            continue
+        per_card = {"device": card.devices_per_card, "card": 1, "node": nodes / cards, "run": 1 / cards}
+        value, source, where = row.value * per_card[row.per], row.source, row.source.where
+        formula = shape.formula if shape and kind == TOKENS else row.formula or ""
+        count = (shape.flops_by_formula() if shape else {}).get(formula)
+        tokens, flops = value * TERA / count if count else None, value
+        if count and kind == TOKENS:
+            tokens, flops = value, value * count / TERA
+            where += f": {number(row.value)} {row.unit} per {row.per}"
+        speeds = (tokens, flops, formula, label)
+        yield CardRate(mark, card, model, precision, cards, *speeds, source.document, where)
+
+
+def _measured(record: TrainingRecord, drawn: Context) -> Iterator[CardRate]:
+    """Yield the rate of each point of a record on GPUs; a point of a layout is no choice of hardware."""
+    asked, label = record.part.training, f"{record.made}, {record.label}"
+    for point in record.points if record.gpu else ():
+        found, tokens = point.measurement(FLOPS[0]), point.measurement(TOKENS[0])
+        if record.gpu and found and tokens and point.part.layout is None:
+            card = drawn.gpus.get(record.gpu.id, record.gpu)
+            each, formula = card.devices_per_card, record.part.shape.formula
+            speeds = (tokens.median * each, found.median * each)
+            cards = point.devices / each
+            yield CardRate("measured", card, asked.model, asked.precision, cards, *speeds, formula, label)
+
+
+def published_curves(drawn: Context, formula: str, models: Sequence[str]) -> Iterator[Curve]:
+    """Yield the speeds in a formula and the published precision, by GPU and model: the fastest of each size.
+
+    Args:
+        models: those whose references are drawn; the published one alone where there are many.
+    """
+    asked, fastest = drawn.recipe.tables.training, dict[tuple[str, str, str], dict[float, CardRate]]()
+    for one in published_rates(drawn):
+        known = one.mark == "published" or one.model in models
+        if known and (one.formula, one.precision) == (formula, asked.precision):
+            sizes = fastest.setdefault((one.mark, one.gpu.id, one.model), {})
+            sizes[one.cards] = max(sizes.get(one.cards, one), one, key=lambda rate: rate.flops)
+    for kind, label in KINDS.items():
+        groups = [[*sizes.values()] for (mark, _, _), sizes in fastest.items() if mark == kind]
+        if len(groups) > MAX_REFERENCES:
+            groups = [group for group in groups if group[0].model == asked.model]
+        groups.sort(key=lambda group: models.index(group[0].model) if group[0].model in models else -1)
+        for place, group in enumerate(groups):
+            gpu, shares = group[0].gpu, [one.share for one in group]
+            rows = dict.fromkeys(f"{one.document}, {one.where}" for one in group)
+            ends = " to ".join(dict.fromkeys(map(percent, (min(shares), max(shares)))))
+            detail = (
+                f"{ends} of {number(gpu.peak_bf16_tflops)} TFLOP/s dense bf16 per card; {next(iter(rows))}"
+            )
+            detail += f", and {plural(len(rows) - 1, 'more row')}" if len(rows) > 1 else ""
+            spots = (exact(one.cards * gpu.devices_per_card, one.share) for one in group)
+            yield curve(f"{label}: {gpu.name}, {group[0].model}", kind, place, spots, detail)
+
+
+def _charts(records: Sequence[TrainingRecord], drawn: Context) -> Iterator[Chart]:
     formula, own = records[0].part.shape.formula, drawn.recipe.tables.training.model
     models = tuple(dict.fromkeys((own, *(one.part.training.model for one in records))))
     shares, speeds = (
@@ -106,19 +182,7 @@ def _charts(records: Sequence[TrainingRecord], drawn: PictureContext[TrainingTab
             y_label=f"MFU ({formula})",
             y_scale="share",
             curves=(*shares, *published_curves(drawn, formula, models)),
-            notes=(
-                "MFU is model FLOP/s over the dense bf16 peak of the same device or card; zero-based axis.",
-            ),
-            **axes,
-        )
-    elif speeds:
-        yield LineChart(
-            name="throughput",
-            title="Throughput of one device",
-            y_label="tokens/s per device",
-            y_scale="count",
-            curves=tuple(speeds),
-            notes=("MFU is not known here, so nothing published can be drawn beside it.",),
+            notes=("MFU is model FLOP/s over the dense bf16 peak of the same GPU; zero-based axis.",),
             **axes,
         )
     scaled = [one for one in speeds if len(one.spots) > 1] if any(one.gpu for one in records) else []
@@ -139,7 +203,7 @@ def _charts(records: Sequence[TrainingRecord], drawn: PictureContext[TrainingTab
 
 def _curve(record: TrainingRecord, place: int, metric: str) -> Curve | None:
     # A leg on the processor of a machine with GPUs says nothing of them.
-    points = [one for one in record.points if not (record.gpu and (leg := one.part.leg) and leg.processor)]
+    points = [one for one in record.points if not (record.gpu and one.part.processor)]
     spots = [sampled(point.devices, one) for point in points if (one := point.measurement(metric))]
     label = f"{record.label}, {record.part.training.model}{record.part.variant}"
     return curve(label, "measured", place, spots, f"run {record.run}") if spots else None
