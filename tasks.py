@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from invoke.collection import Collection
 from invoke.context import Context
@@ -45,7 +45,7 @@ def invoked(command: str) -> Task[Any]:
         body,
         name=command,
         positional=words,
-        iterable=[name for name, one in known.items() if one.parameter.allow_repeating],
+        iterable=[name for name, one in known.items() if get_origin(one.hint) is tuple],
         help={name: one.parameter.help or "" for name, one in known.items()} | {"json": "print JSON"},
         auto_shortflags=False,
     )

@@ -38,8 +38,8 @@ def place_of(folder: Path, *, seed: str = "17") -> Path:
 
 def verified(place: Path, capsys: pytest.CaptureFixture[str]) -> dict[int | str, str]:
     """Return what `invoke checkpoint verify` says is wrong, by step or name."""
-    found = checkpoint("verify", str(place))
-    rows = cast("list[dict[str, Any]]", found.data())
+    found = checkpoint("verify", place)
+    rows = cast("list[dict[str, Any]]", found.data)
     wrong = {row["step"]: row["damage"] for row in rows if row["damage"]}
     assert found.code == (4 if wrong else 0)
     return wrong

@@ -36,7 +36,7 @@ def load(store: FolderStore) -> None:
 
 
 def look(store: FolderStore) -> None:
-    assert checkpoint("verify", store.place).code == 0
+    assert checkpoint("verify", Path(store.place)).code == 0
 
 
 def ended(work: Callable[[FolderStore], None], store: FolderStore) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ from twinrun.foundation.errors import MachineError
 from twinrun.planning.project import Project
 from twinrun.results.judged import Judged
 from twinrun.results.reading import read_record
+from twinrun.runs.selection import Request
 
 RECIPE = "my-recipe"
 REFUSED = MachineError("no such device", place="here")
 
 
-@dataclasses.dataclass
+@dataclass
 class FlowSite:
     """A checkout with one recipe, and the engine that plays its ranks."""
 
@@ -35,14 +36,10 @@ class FlowSite:
     def invoke(self, *settings: str, resume: bool = False, track: str = "", **asked: Any) -> int:
         """Run the recipe at smoke scale and return the exit code; `asked`: more options."""
         with contextlib.chdir(self.root):
-            options: dict[str, Any] = {
-                "vendor": "cpu",
-                "engine": NAME,
-                "scale": "smoke",
-                "out": self.out,
-                "track": track,
-            }
-            found = run(RECIPE, set=settings, resume=resume, **options | asked)
+            request = Request(vendor="cpu", engine=NAME, scale="smoke", set=settings)
+            own = {name: asked.pop(name) for name in vars(request).keys() & asked}
+            options: dict[str, Any] = {"out": self.out, "track": track, "resume": resume} | asked
+            found = run(RECIPE, request=replace(request, **own), **options)
             return found.show(as_json=True)
 
     def folders(self) -> list[Path]:

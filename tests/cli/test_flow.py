@@ -172,7 +172,7 @@ def test_a_microbatch_that_does_not_fit_is_told(trained: FlowSite) -> None:
 def test_a_smaller_microbatch_is_tried(trained: FlowSite) -> None:
     project = Project(trained.root)
     request = Request(
-        recipe=RECIPE, vendor="cpu", engine=NAME, scale="smoke", settings=("devices=1", "microbatch=16")
+        recipe=RECIPE, vendor="cpu", engine=NAME, scale="smoke", set=("devices=1", "microbatch=16")
     )
     selection = with_microbatches(select(project, request), (16, 8))
     full = Play(status=1, log=torchrun_report(0, OUT_OF_MEMORY))

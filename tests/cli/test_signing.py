@@ -21,7 +21,7 @@ from tests.execution.fake_engine import Play
 from tests.records import PROJECT, RECORDS, ROOT
 from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.verification import demand_signed_checkpoint
-from twinrun.cli.checkpoint import checkpoint, signature_for
+from twinrun.cli.checkpoint import checkpoint, sign
 from twinrun.cli.records import report
 from twinrun.foundation.errors import InputError, MachineError, RunInterruptedError
 from twinrun.results.reading import read_record
@@ -56,7 +56,7 @@ def test_a_record_says_who_signed_it(
     record: Path, key: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert read_record(record, PROJECT).signer == "unsigned"
-    assert signature_for(ROOT, str(record), key=key) == f"{record}.sig"
+    assert sign(record, key=key).view == f"{record}.sig"
     assert read_record(record, PROJECT).signer == "signed by ada@example.org"
     report(str(record), out=tmp_path / "page.html")
     assert "the record is signed by ada@example.org" in capsys.readouterr().err
@@ -64,7 +64,7 @@ def test_a_record_says_who_signed_it(
 
 
 def test_a_signature_is_over_the_digest_as_the_page_says(record: Path, key: Path, tmp_path: Path) -> None:
-    signature_for(ROOT, str(record), key=key)
+    sign(record, key=key)
     command = ["ssh-keygen", "-Y", "verify", "-f", str(tmp_path / "signers"), "-I", "ada@example.org"]
     digest = json.loads(record.read_text())["sha256"] + "\n"
     subprocess.run([*command, "-n", "twinrun", "-s", f"{record}.sig"], input=digest.encode(), check=True)
@@ -72,14 +72,14 @@ def test_a_signature_is_over_the_digest_as_the_page_says(record: Path, key: Path
 
 def test_a_key_that_nobody_vouches_for_is_shown_as_such(record: Path, key: Path, tmp_path: Path) -> None:
     make(tmp_path / "other")
-    signature_for(ROOT, str(record), key=tmp_path / "other")
+    sign(record, key=tmp_path / "other")
     assert read_record(record, PROJECT).signer.startswith("signed with the key SHA256:")
     assert "which signers does not vouch for" in read_record(record, PROJECT).signer
 
 
 def test_a_signature_of_another_record_is_refused(record: Path, key: Path) -> None:
     other = next(one for one in COMMITTED.parent.glob("*.json") if one.read_bytes() != COMMITTED.read_bytes())
-    signature = Path(signature_for(ROOT, str(record), key=key)).read_bytes()
+    signature = Path(sign(record, key=key).data["signature"]).read_bytes()
     shutil.copy(other, record)
     Path(f"{record}.sig").write_bytes(signature)
     with pytest.raises(InputError, match="the signature does not match"):
@@ -119,7 +119,7 @@ def test_a_signature_for_another_purpose_is_refused(record: Path, key: Path) -> 
 def test_a_key_that_may_not_sign_today_is_refused(
     record: Path, key: Path, tmp_path: Path, option: str, said: str
 ) -> None:
-    signature_for(ROOT, str(record), key=key)
+    sign(record, key=key)
     signers = tmp_path / "signers"
     signers.write_text(signers.read_text().replace(" ssh", f" {option} ssh", 1))
     with pytest.raises(InputError) as caught:
@@ -129,7 +129,7 @@ def test_a_key_that_may_not_sign_today_is_refused(
 
 @pytest.mark.parametrize("form", ["key", "KRL", "none"])
 def test_a_revoked_key_is_refused(record: Path, key: Path, tmp_path: Path, form: str) -> None:
-    signature_for(ROOT, str(record), key=key)
+    sign(record, key=key)
     revoked, public = tmp_path / "revoked_keys", str(key.with_name("key.pub"))
     make(tmp_path / "other")
     shutil.copy(tmp_path / "other.pub", revoked)
@@ -146,7 +146,7 @@ def test_a_revoked_key_is_refused(record: Path, key: Path, tmp_path: Path, form:
 def test_signers_that_cannot_be_read_are_said(
     record: Path, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    signature_for(ROOT, str(record), key=key)
+    sign(record, key=key)
     place = tmp_path / "named"
     if kind == "folder":
         place.mkdir()
@@ -175,8 +175,8 @@ def test_a_signature_can_be_demanded(record: Path, key: Path, tmp_path: Path, by
             assert done.returncode == 2, done.stderr
             assert "record.json: a signature of a known signer is demanded" in done.stderr
             assert found in done.stderr
-        signature_for(ROOT, str(record), key=tmp_path / "stranger")
-    signature_for(ROOT, str(record), key=key)
+        sign(record, key=tmp_path / "stranger")
+    sign(record, key=key)
     for line in lines[:2]:
         done = invoke(ROOT, *line, *option)
         assert done.returncode == 0, done.stderr
@@ -185,7 +185,7 @@ def test_a_signature_can_be_demanded(record: Path, key: Path, tmp_path: Path, by
 def test_a_changed_record_is_not_signed(record: Path, key: Path) -> None:
     record.write_text(record.read_text().replace('"twinrun": "', '"twinrun": "9'))
     with pytest.raises(InputError, match="changed after it was written"):
-        signature_for(ROOT, str(record), key=key)
+        sign(record, key=key)
     assert not Path(f"{record}.sig").exists()
 
 
@@ -194,13 +194,13 @@ def test_what_is_no_key_does_not_sign(record: Path, tmp_path: Path, text: str | 
     if text:
         (tmp_path / "other").write_text(text)
     with pytest.raises(InputError):
-        signature_for(ROOT, str(record), key=tmp_path / "other")
+        sign(record, key=tmp_path / "other")
 
 
 def test_a_signed_record_needs_ssh_keygen_to_be_read(
     record: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    signature_for(ROOT, str(record), key=key)
+    sign(record, key=key)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(MachineError, match="cannot start ssh-keygen"):
         read_record(record, PROJECT)
@@ -214,7 +214,7 @@ def test_ranks_go_on_only_from_a_signed_checkpoint_where_that_is_demanded(tmp_pa
         write(store, step=step, token=token)
     with pytest.raises(InputError, match=r"manifest\.json: a signature of a known signer is demanded"):
         demand_signed_checkpoint(store, step=None, root=ROOT)
-    signature_for(ROOT, str(tmp_path / "place"), key=key)
+    sign(tmp_path / "place", key=key)
     demand_signed_checkpoint(store, step=None, root=ROOT)
     with pytest.raises(InputError, match="is demanded"):
         demand_signed_checkpoint(store, step=2, root=ROOT)
@@ -235,13 +235,13 @@ def test_a_run_is_resumed_only_from_a_signed_checkpoint_where_that_is_demanded(
     again = partial(trained.invoke, checkpoint=("steps=5",), resume=True, require_signature=True)
     with pytest.raises(InputError, match=r"manifest\.json: a signature of a known signer is demanded"):
         again()
-    signature_for(ROOT, str(place), key=key)
+    sign(place, key=key)
     assert again() == 0
 
 
 def verified(place: Path) -> list[dict[str, str]]:
-    found = checkpoint("verify", str(place))
-    rows = cast("list[dict[str, str]]", found.data())
+    found = checkpoint("verify", place)
+    rows = cast("list[dict[str, str]]", found.data)
     assert found.code == (4 if any(row["damage"] for row in rows) else 0)
     return rows
 
@@ -252,7 +252,7 @@ def test_the_newest_checkpoint_is_signed(tmp_path: Path, key: Path) -> None:
     token = store.claim("run")
     for step in (2, 4):
         write(store, step=step, token=token)
-    signature = Path(signature_for(ROOT, str(place), key=key))
+    signature = Path(sign(place, key=key).data["signature"])
     assert signature == place / "step-00000004" / "manifest.json.sig"
     rows = verified(place)
     assert [row["signature"] for row in rows] == ["unsigned", "signed by ada@example.org"]

@@ -12,7 +12,7 @@ from cookiecutter.main import cookiecutter
 
 from tests.contracts.tree import ROOT
 from tests.records import training_record
-from twinrun.cli.checkpoint import signature_for
+from twinrun.cli.checkpoint import sign
 from twinrun.manifests.claims import PLACEHOLDER
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project
@@ -57,7 +57,7 @@ def with_signed_record(folder: Path, key: Path) -> Path:
     path.parent.mkdir(exist_ok=True)
     write_record(path, found.record)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, timeout=60)
-    signature_for(ROOT, str(path), key=key)
+    sign(path, key=key)
     return path
 
 

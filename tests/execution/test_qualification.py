@@ -121,7 +121,7 @@ def test_a_run_on_sockets_says_so_before_it_starts_and_in_its_record(
     def said(transport: str) -> str | None:
         text = measured(transport=transport, declared_sha256=own).model_dump_json()
         qualification_file(site).write_text(text, encoding="utf-8")
-        found = select(project, Request(recipe="mpt7b-scaling", cluster="four", settings=("nodes=2",)))
+        found = select(project, Request(recipe="mpt7b-scaling", cluster="four", set=("nodes=2",)))
         warned = [one.value for one in found.choices if one.name == "network"]
         record = allocation_of([Allocation(scheduler="slurm", nodes=("n1", "n2"))], found)
         assert warned == ([record.network] if record.network else [])

@@ -6,6 +6,7 @@ import io
 import json
 import random
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
 def collected(checkout: Checkout, **options: object) -> Context:
     """Do all of a build that comes before the engine is asked."""
     request = BuildRequest(vendor="cpu", stack=STACK, wheelhouse=checkout.wheelhouse, base=checkout.base)
-    request = request.model_copy(update=options)
+    request = replace(request, **options)  # type: ignore[arg-type]
     plan = plan_request(checkout.root, request)
     return collect(
         plan, checkout.root, wheelhouse=request.wheelhouse, base=request.base, say=lambda text: None

@@ -122,17 +122,17 @@ def test_the_command_says_the_outcome_and_ends_with_it(
     a = written("a", [sample(document=number) for number in range(400)])
     b = written("b", [sample(document=number) for number in reversed(range(400))])
     c = written("c", [sample(document=number, score=1) for number in range(400)])
-    assert compare(str(a), str(b), scores=True, margin=0.02).show(as_json=True) == 0
+    assert compare(a, b, scores=True, margin=0.02).show(as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["outcome"] == "equivalent"
     assert found["samples"] == {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in (a, b)}
-    assert compare(str(a), str(c), scores=True, margin=0.02).show(as_json=False) == 1
+    assert compare(a, c, scores=True, margin=0.02).show(as_json=False) == 1
     said = capsys.readouterr().out
     assert "Different: the interval of a difference lies outside the margin: arc, mean." in said
     assert "B - A is +0.5000" in said
     assert "per-token" in said
     with pytest.raises(InputError, match="equivalence is asked inside a margin"):
-        compare(str(a), str(b), scores=True)
+        compare(a, b, scores=True)
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,7 @@ def bytes_of_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def convert(place: Path, out: Path, tokenizer: Path | None = None) -> Path:
-    chosen = str(tokenizer) if tokenizer else None
-    assert checkpoint("convert", str(place), out=str(out), tokenizer=chosen).code == 0
+    assert checkpoint("convert", place, out=out, tokenizer=tokenizer).code == 0
     return out
 
 

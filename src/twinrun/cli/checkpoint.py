@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from twinrun.checkpoints.conversion import read_folder, write_folder
 from twinrun.checkpoints.folder import MANIFEST, SIGNATURE, DamagedError, FolderStore
-from twinrun.checkpoints.manifest import CheckpointManifest
 from twinrun.checkpoints.model_folder import CONFIG
 from twinrun.checkpoints.tokenizer import FILE as TOKENIZER
 from twinrun.checkpoints.verification import faults_between, read_manifest, signature_at, verify
-from twinrun.cli.console import Shown, demand_with
+from twinrun.cli.console import Shown, demand_with, tell, written
 from twinrun.foundation.cache import project_root
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.signatures import SUFFIX, signature_of, signers_of
-from twinrun.foundation.terminal import say
 from twinrun.foundation.text import number
 from twinrun.planning.project import Project
 from twinrun.results.reading import read_record
@@ -25,12 +22,12 @@ from twinrun.results.reading import read_record
 
 def checkpoint(
     action: Literal["verify", "list", "convert"],
-    place: str,
+    place: Path,
     /,
     *,
     step: int | None = None,
-    out: str | None = None,
-    tokenizer: str | None = None,
+    out: Path | None = None,
+    tokenizer: Path | None = None,
 ) -> Shown:
     """Verify, list or convert the checkpoints of a run; 4 where one is damaged.
 
@@ -41,82 +38,43 @@ def checkpoint(
         out: folder that a conversion writes
         tokenizer: tokenizer.json that the model was trained with, to write beside its weights
     """
-    demand_with("convert", action == "convert", tokenizer=tokenizer)
+    demand_with("convert", action == "convert", out=out, tokenizer=tokenizer)
     if action == "convert":
-        written = _convert(place, step, out, tokenizer)
-        return Shown(view=lambda: written, data=lambda: {"written": written})
-    store, complete = FolderStore(Path(place)), action == "verify"
-    good, rows = list[CheckpointManifest](), dict[int | str, dict[str, object]]()
+        return written(_converted(place, step, out, tokenizer))
+    store, complete, signers = FolderStore(place), action == "verify", signers_of(project_root())
+    good, rows = [], dict[int | str, dict[str, Any]]()
     for one in _steps(store, step):
         try:
             manifest = (verify if complete else read_manifest)(store, one)
-            rows[one] = {"step": one, "damage": None, "verified": complete, **_facts(manifest)}
-            good.append(manifest)
+            facts: dict[str, Any] = {
+                "step": one,
+                "damage": None,
+                "verified": complete,
+                "samples": manifest.samples,
+            }
+            facts |= {"bytes": sum(part.bytes for part in manifest.parts), "tensors": len(manifest.tensors)}
+            facts |= {"writer": manifest.token, "layout": manifest.layout, "sha256": manifest.digest()}
             if complete:
-                digest, signers = manifest.digest(), signers_of(project_root())
-                rows[one]["signature"] = signature_at(store, one, digest, signers=signers)
+                facts["signature"] = signature_at(store, one, manifest.digest(), signers=signers)
+            rows[one] = facts
+            good.append(manifest)
         except (DamagedError, InputError) as error:
             rows[one] = {"step": one, "damage": str(error)}
     # A damaged checkpoint is named by its files, and not by how it fits to the others.
-    faults = dict(faults_between(store, good)) if complete and step is None else {}
-    damaged = {name for name, row in rows.items() if row["damage"]}
-    rows |= {name: {"step": name, "damage": str(faults[name])} for name in faults.keys() - damaged}
+    for name, fault in faults_between(store, good) if complete and step is None else ():
+        rows[name] = {"step": name, "damage": rows.get(name, {}).get("damage") or str(fault)}
     # Steps come first, and then what has a name alone.
     shown = [rows[name] for name in sorted(rows, key=lambda one: (isinstance(one, str), one))]
-    code = DamagedError.exit_code if damaged or faults else 0
-    return Shown(view=lambda: "\n".join(map(_line, shown)), data=lambda: shown, code=code)
+    damaged = any(row["damage"] for row in shown)
+    return Shown("\n".join(map(_line, shown)), shown, DamagedError.exit_code if damaged else 0)
 
 
-def sign(what: str, /, *, key: Path) -> Shown:
-    """Sign a record or a checkpoint with an SSH key; the signature is kept beside it.
-
-    Args:
-        what: record, run folder, submission.json, or place with checkpoints, whose newest is signed
-        key: private key of SSH, for example ~/.ssh/id_ed25519
-    """
-    signature = signature_for(project_root(), what, key=key.expanduser())
-    return Shown(view=lambda: signature, data=lambda: {"signature": signature})
-
-
-def signature_for(root: Path, what: str, *, key: Path) -> str:
-    """Sign what lies at `what` once it is found good, and return where the signature is.
-
-    Raises:
-        InputError: there is nothing to sign, what is there does not hold, or the key does not sign.
-    """
-    path, project = Path(what), Project(root)
-    if path.suffix == ".json" or (path / "record.json").is_file():
-        file = path / "record.json" if path.is_dir() else path
-        digest = read_record(file, project).record.sha256
-        signature = file.with_name(f"{file.name}{SUFFIX}")
-        write_atomically(signature, signature_of(digest, key=key))
-        return str(signature)
-    store = FolderStore(Path(what))
-    if not (steps := store.steps()):
-        allowed = "a record, a run folder, a submission, or a place with checkpoints"
-        raise InputError("nothing to sign", place=what, allowed=allowed)
-    manifest = verify(store, steps[-1])
-    store.attach(steps[-1], SIGNATURE, signature_of(manifest.digest(), key=key))
-    return f"{store.file(steps[-1], MANIFEST)}{SUFFIX}"
-
-
-def _convert(place: str, step: int | None, out: str | None, tokenizer: str | None) -> str:
-    """Write what lies at `place` in the other format and return where: which one it has is seen there."""
-    if out is None:
-        raise InputError("a conversion needs a place to write", place="--out", hint="--out FOLDER")
-    if (Path(place) / CONFIG).is_file():
-        if step is not None:
-            raise InputError("weights of transformers have no steps", place="--step", found=step)
-        if tokenizer is not None:
-            raise InputError("checkpoints have no tokenizer", place="--tokenizer", found=tokenizer)
-        read_folder(Path(place), FolderStore(Path(out)))
-        return out
-    store = FolderStore(Path(place))
-    newest = _steps(store, step)[-1]
-    written = write_folder(store, newest, Path(out), tokenizer=Path(tokenizer) if tokenizer else None)
-    if not (written / TOKENIZER).is_file():
-        say("no tokenizer was written: `--tokenizer FILE` names the tokenizer.json", file=sys.stderr)
-    return str(written)
+def _line(row: dict[str, Any]) -> str:
+    if row["damage"]:
+        return f"{'' if isinstance(row['step'], str) else 'step '}{row['step']}: damaged\n{row['damage']}"
+    state = "good: every byte is as written" if row["verified"] else "there, not verified"
+    size = f"{row['tensors']} tensors, {number(row['bytes'] / 1e6)} MB"
+    return "; ".join([f"step {row['step']}: {state}", size, *([row["signature"]] if row["verified"] else [])])
 
 
 def _steps(store: FolderStore, step: int | None) -> list[int]:
@@ -129,22 +87,46 @@ def _steps(store: FolderStore, step: int | None) -> list[int]:
     return steps if step is None else [step]
 
 
-def _facts(manifest: CheckpointManifest) -> dict[str, object]:
-    return {
-        "samples": manifest.samples,
-        "bytes": sum(part.bytes for part in manifest.parts),
-        "tensors": len(manifest.tensors),
-        "writer": manifest.token,
-        "layout": manifest.layout,
-        "sha256": manifest.digest(),
-    }
+def _converted(place: Path, step: int | None, out: Path | None, tokenizer: Path | None) -> Path:
+    """Write what lies at `place` in the other format and return where: which one it has is seen there."""
+    if out is None:
+        raise InputError("a conversion needs a place to write", place="--out", hint="--out FOLDER")
+    if (place / CONFIG).is_file():
+        for option, typed in (("--step", step), ("--tokenizer", tokenizer)):
+            if typed is not None:
+                raise InputError(
+                    "not of weights of transformers", place=option, found=typed, hint="leave it out"
+                )
+        read_folder(place, FolderStore(out))
+        return out
+    store = FolderStore(place)
+    folder = write_folder(store, _steps(store, step)[-1], out, tokenizer=tokenizer)
+    if not (folder / TOKENIZER).is_file():
+        tell("no tokenizer was written: `--tokenizer FILE` names the tokenizer.json")
+    return folder
 
 
-def _line(row: dict[str, object]) -> str:
-    if row["damage"]:
-        name = f"step {row['step']}" if isinstance(row["step"], int) else row["step"]
-        return f"{name}: damaged\n{row['damage']}"
-    size = f"{number(float(str(row['bytes'])) / 1e6)} MB"
-    state = "good: every byte is as written" if row["verified"] else "there, not verified"
-    signature = f"; {row['signature']}" if "signature" in row else ""
-    return f"step {row['step']}: {state}; {row['tensors']} tensors, {size}{signature}"
+def sign(what: Path, /, *, key: Path) -> Shown:
+    """Sign a record or a checkpoint with an SSH key; the signature is kept beside it.
+
+    Args:
+        what: record, run folder, submission.json, or place with checkpoints, whose newest is signed
+        key: private key of SSH, for example ~/.ssh/id_ed25519
+
+    Raises:
+        InputError: there is nothing to sign, what is there does not hold, or the key does not sign.
+    """
+    if what.suffix == ".json" or (what / "record.json").is_file():
+        file = what / "record.json" if what.is_dir() else what
+        digest = read_record(file, Project(project_root())).record.sha256
+        signature = file.with_name(f"{file.name}{SUFFIX}")
+        write_atomically(signature, signature_of(digest, key=key.expanduser()))
+    else:
+        store = FolderStore(what)
+        if not (steps := store.steps()):
+            allowed = "a record, a run folder, a submission, or a place with checkpoints"
+            raise InputError("nothing to sign", place=str(what), allowed=allowed)
+        manifest = verify(store, steps[-1])
+        store.attach(steps[-1], SIGNATURE, signature_of(manifest.digest(), key=key.expanduser()))
+        signature = Path(f"{store.file(steps[-1], MANIFEST)}{SUFFIX}")
+    return Shown(str(signature), {"signature": signature})

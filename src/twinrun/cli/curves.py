@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Group
 
-from twinrun.cli.console import LONG_SECONDS, Shown, agreed, demand_without, tell
+from twinrun.cli.console import (
+    LONG_SECONDS,
+    Dry,
+    Out,
+    Scale,
+    Shown,
+    agreed,
+    demand_one,
+    demand_without,
+    resumable,
+    tell,
+)
 from twinrun.foundation.cache import project_root, runs_folder
-from twinrun.foundation.errors import InputError, RunInterruptedError
+from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.foundation.text import number, plural
 from twinrun.history.bisect import EXIT, effect_in_words
@@ -31,15 +41,13 @@ from twinrun.results.parity import METRIC, held_between
 from twinrun.results.reading import read_record
 from twinrun.runs.prepared import demand_room
 
-Found = TypeVar("Found")
-
 
 def parity(
     a: Path,
     b: Path,
     /,
     *,
-    controls: Annotated[tuple[Path, ...], Parameter(allow_repeating=True, consume_multiple=True)] = (),
+    controls: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)] = (),
     bound: float | None = None,
     precision: Precision | None = None,
     series: str | None = None,
@@ -63,42 +71,35 @@ def parity(
         out: of records, the HTML file
     """
     of_logs = {"precision": precision, "series": series, "pattern": pattern}
-    demand_without("--trace", trace, bound=bound, points=points, out=out, **of_logs)
+    of_records = {"points": points, "out": out}
+    demand_without("trace", trace, bound=bound, **of_records, **of_logs)
     if trace:
         onset = judge_trace_files(a, b, controls)
-        data = onset.model_dump(mode="json") | {"code": onset.code}
-        return Shown(view=lambda: onset.sentence, data=lambda: data, code=onset.code)
+        return Shown(onset.sentence, {**dict(onset), "code": onset.code}, onset.code)
     if bound is not None and not 0 < bound < 1:
         raise InputError("no share", place="--bound", found=bound, allowed="more than 0, less than 1")
     paths, project = (a, b, *controls), Project(project_root())
     records = all(map(is_record, paths))
-    for name, asked in of_logs.items():
-        if records and asked:
-            raise InputError("of logs alone", place=f"--{name}", found=asked, hint="leave it out")
+    for kind, other, options in (("logs", records, of_logs), ("records", bound or not records, of_records)):
+        for name, typed in options.items() if other else ():
+            if typed:
+                raise InputError(f"of {kind} alone", place=f"--{name}", found=typed, hint="leave it out")
     if records and bound is None:
         return _records(project, paths, points, out)
-    for name, given in (("--points", points), ("--out", out)):
-        if given:
-            raise InputError("of records alone", place=name, found=given, hint="leave it out")
     curves = [read_curves(path, project, series=series or "", pattern=pattern or "") for path in paths]
     (first, second), own = (one[-1] for one, _ in curves[:2]), [*curves[0][1], *curves[1][1]]
     repeats = [*own, *(one for several, _ in curves[2:] for one in several)]
     same = a == b or (a.is_file() and b.is_file() and sha256_of_file(a) == sha256_of_file(b))
     found = judge_logs(first, second, controls=repeats, bound=bound, precision=precision, copied=same)
-    named = {"A": first, "B": second}.items()
-    logs = [f"{name}: {one.in_words()}" for name, one in (*named, *(("control", one) for one in repeats))]
-    taken = [one.model_dump(mode="json", exclude={"steps", "values"}) for one in (first, second, *repeats)]
-    return Shown(
-        view=lambda: "\n".join(
-            [found.sentence, *(["likely: " + found.cause] if found.cause else []), *logs, *_compared(found)]
-        ),
-        data=lambda: found.model_dump(mode="json") | {"code": found.code, "logs": taken},
-        code=found.code,
-    )
+    named = [("A", first), ("B", second), *(("control", one) for one in repeats)]
+    logs = [one.model_dump(mode="json", exclude={"steps", "values"}) for _, one in named]
+    view = _said(found, *(f"{name}: {one.in_words()}" for name, one in named))
+    return Shown(view, {**dict(found), "code": found.code, "logs": logs}, found.code)
 
 
-def _compared(found: CurveAnswer) -> list[str]:
-    return [f"compared: {line}" for line in found.compared]
+def _said(found: CurveAnswer, *logs: str, of: str = "") -> str:
+    cause = [f"likely: {found.cause}"] if found.cause else []
+    return "\n".join([of + found.sentence, *cause, *logs, *(f"compared: {one}" for one in found.compared)])
 
 
 def _records(project: Project, paths: tuple[Path, ...], points: str | None, out: Path | None) -> Shown:
@@ -108,40 +109,20 @@ def _records(project: Project, paths: tuple[Path, ...], points: str | None, out:
     claims, metric = project.recipe(a.plan.recipe).published.claim, project.metrics[METRIC]
     found = held_between(a, b, points=named, metric=metric, controls=controls, claims=claims)
     answers = [answer_between(one) for one in found]
-    page = (
-        out
-        or runs_folder(project.root) / f"parity-{'-'.join(one.record.digest()[:8] for one in (a, b))}.html"
-    )
+    digests = "-".join(one.record.digest()[:8] for one in (a, b))
+    page = out or runs_folder(project.root) / f"parity-{digests}.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     write_parity_page(page, found, a=a, b=b)
-    said = [
-        "\n".join(
-            [
-                f"{held.b.name} against {held.a.name}: {one.sentence}",
-                *(["likely: " + one.cause] if one.cause else []),
-                *_compared(one),
-            ]
-        )
-        for one, held in zip(answers, found, strict=True)
-    ]
+    pairs = zip(answers, found, strict=True)
+    said = [_said(one, of=f"{held.b.name} against {held.a.name}: ") for one, held in pairs]
     # One curve that differs decides for all; one that nothing tells of leaves the answer open.
     codes = {one.code for one in answers}
-    shown = [one.model_dump(mode="json") | {"code": one.code} for one in answers]
-    return Shown(
-        view=lambda: Group(*said, parity_view(found), f"report: {page}"),
-        data=lambda: {"report": str(page), "parities": shown},
-        code=1 if 1 in codes else max(codes, default=3),
-    )
+    data = {"report": page, "parities": [{**dict(one), "code": one.code} for one in answers]}
+    code = 1 if 1 in codes else max(codes, default=3)
+    return Shown(Group(*said, parity_view(found), f"report: {page}"), data, code)
 
 
-def history(
-    recipe: str,
-    /,
-    *,
-    point: str | None = None,
-    metric: str | None = None,
-    out: Annotated[Path | None, Parameter(alias="-o")] = None,
-) -> Shown:
+def history(recipe: str, /, *, point: str | None = None, metric: str | None = None, out: Out = None) -> Shown:
     """Show a recipe's figures over software stacks: what changed by more than the noise, and what differs.
 
     Args:
@@ -155,10 +136,8 @@ def history(
     name = project.recipe(recipe).recipe.name
     page = write_history_page(out or runs / f"history-{name}.html", name, found)
     changes = [f"{one.name}: {change.effect_in_words}" for one in found for change in one.changes]
-    return Shown(
-        view=lambda: Group(View(history_table(found)), *changes, f"report: {page}"),
-        data=lambda: {"report": str(page), "series": [one.model_dump(mode="json") for one in found]},
-    )
+    view = Group(View(history_table(found)), *changes, f"report: {page}")
+    return Shown(view, {"report": page, "series": found})
 
 
 def bisect(
@@ -172,10 +151,10 @@ def bisect(
     fails: bool = False,
     parity: bool = False,
     vendor: str | None = None,
-    scale: Literal["smoke", "node", "paper"] | None = None,
-    set: Annotated[tuple[str, ...], Parameter(allow_repeating=True)] = (),
-    out: Annotated[Path | None, Parameter(alias="-o")] = None,
-    dry: Annotated[bool, Parameter(alias="-n")] = False,
+    scale: Scale = None,
+    set: tuple[str, ...] = (),
+    out: Out = None,
+    dry: Dry = False,
     yes: bool = False,
 ) -> Shown | None:
     """Find which change of the software made a figure worse, made runs fail or changed the loss.
@@ -197,43 +176,32 @@ def bisect(
         dry: print the path and the cost and stop
         yes: start without a question
     """
-    demand_without("--fails", fails, parity=parity, metric=metric)
-    demand_without("--parity", parity, metric=metric)
-    question = RunQuestion(
-        kind="fails" if fails else "parity" if parity else "metric", point=point, metric=metric
-    )
-    asked = SearchRequest(
-        recipe=recipe,
-        good=good,
-        bad=bad,
-        question=question,
-        vendor=vendor,
-        scale=scale,
-        set=set,
-        out=out,
-        dry=dry,
-    )
-    search = Search.of(Project(project_root()), asked)
+    demand_one(fails=fails, parity=parity, metric=metric)
+    kind: Any = "fails" if fails else "parity" if parity else "metric"
+    question = RunQuestion(kind=kind, point=point, metric=metric)
+    typed: dict[str, Any] = {"vendor": vendor, "scale": scale, "set": set, "out": out, "dry": dry}
+    search = _search(recipe, good, bad, question, **typed)
     demand_room(search.folder, 0, option="--out")
     path = search.path()
     text, seconds = search.cost(path)
-    for place, step in enumerate(path.steps, start=1):
-        tell(f"step {place}: {step.label}")
+    steps = [f"step {place}: {step.label}" for place, step in enumerate(path.steps, start=1)]
     fixed = [f"not bisected: {one}" for one in path.fixed]
-    for line in (*fixed, f"cost: {text}", f"folder: {search.folder}"):
+    for line in (*steps, *fixed, f"cost: {text}", f"folder: {search.folder}"):
         tell(line)
     if dry:
         return None
     if not yes and (seconds is None or seconds > LONG_SECONDS):
-        agreed(text, place="twinrun bisect", hint="--yes starts it")
-    found = _stoppable(search.bisection(path, say=tell).finish)
+        agreed(text, place="twinrun bisect")
+    with resumable(recipe):
+        found = search.bisection(path, say=tell).finish()
     page = write_bisect_page(search.folder / "bisect.html", found)
     said = [found.sentence, *map("not bisected: {}".format, found.fixed), f"report: {page}"]
-    return Shown(
-        view=lambda: "\n".join(said),
-        data=lambda: found.model_dump(mode="json") | {"report": str(page)},
-        code=EXIT[found.outcome],
-    )
+    return Shown("\n".join(said), {**dict(found), "report": page}, EXIT[found.outcome])
+
+
+def _search(recipe: str, good: str, bad: str, question: RunQuestion, **typed: Any) -> Search:
+    asked = SearchRequest(recipe=recipe, good=good, bad=bad, question=question, **typed)
+    return Search.of(Project(project_root()), asked)
 
 
 def rerun_sides(
@@ -243,10 +211,10 @@ def rerun_sides(
     if not recipe:
         raise InputError("which recipe runs is not said", place="--rerun", hint="add --recipe recipes/NAME")
     question = RunQuestion(kind="metric", point=point, metric=metric)
-    asked = SearchRequest(recipe=recipe, good=a, bad=b, options=("A", "B"), question=question, **typed)
-    search = Search.of(Project(project_root()), asked)
+    search = _search(recipe, a, b, question, options=("A", "B"), **typed)
     work = search.bisection(at_once(*search.sides), say=tell)
-    found = _stoppable(lambda: rerun(work))
+    with resumable(recipe):
+        found = rerun(work)
     rows = (("A", found.a, None), ("A again", found.again, found.noise), ("B", found.b, found.difference))
     lines = [
         f"{name:8} {number(sum(values) / len(values))} {found.unit}, {plural(len(values), 'run')}"
@@ -255,13 +223,5 @@ def rerun_sides(
     ]
     judged = "more than" if found.differs else "no more than"
     lines.append(f"B differs from A by {judged} chance and this machine's own noise explain.")
-    data = found.model_dump(mode="json") | {"differs": found.differs, "folder": str(search.folder)}
-    return Shown(view=lambda: "\n".join(lines), data=lambda: data, code=int(found.differs))
-
-
-def _stoppable(finish: Callable[[], Found]) -> Found:
-    try:
-        return finish()
-    except KeyboardInterrupt:
-        hint = "the same command goes on from here"
-        raise RunInterruptedError("stopped; finished runs are kept", hint=hint) from None
+    data = {**dict(found), "differs": found.differs, "folder": search.folder}
+    return Shown("\n".join(lines), data, int(found.differs))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import cycle
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
 from rich.console import Group
 
-from twinrun.cli.console import Shown, demand_with, demand_without
+from twinrun.cli.console import Count, Shown, demand_one, demand_with, demand_without
 from twinrun.foundation.cache import project_root
 from twinrun.foundation.errors import InputError, require_known
-from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.predict.calibration import SOFTWARE, Run, basis
 from twinrun.predict.kernel_times import kernel_times
@@ -22,6 +22,7 @@ from twinrun.predict.search import Offer, best, unordered
 from twinrun.protocol.models import members
 from twinrun.report.plan import plain_table
 from twinrun.report.prediction import DAY, predictions_view, search_view
+from twinrun.results.judged import Judged
 from twinrun.results.reading import read_record
 
 # Devices of a node, and layouts of a sweep that are shown.
@@ -34,17 +35,17 @@ def predict(
     *,
     gpu: str,
     nodes: tuple[int, ...] = (1,),
-    devices_per_node: int | None = None,
+    devices_per_node: Count = None,
     network: float | None = None,
     software: str = SOFTWARE,
-    set: Annotated[tuple[str, ...], Parameter(allow_repeating=True)] = (),
+    set: tuple[str, ...] = (),
     sweep: bool = False,
     goal: float | None = None,
     tokens: float | None = None,
     days: float | None = None,
     price: tuple[float, ...] = (),
     kernels: bool = False,
-    measured: Annotated[tuple[str, ...], Parameter(allow_repeating=True)] = (),
+    measured: tuple[str, ...] = (),
 ) -> Shown:
     """Predict memory and time of a training, with an interval, on GPUs you do not own.
 
@@ -65,77 +66,56 @@ def predict(
         measured: a run to learn from: a record, another program's log, or a line like
             "tokens_per_second=13000 nodes=1" of a device, with what was unlike the question
     """
-    project = Project(project_root())
-    for name in gpu.split(","):
+    project, names = Project(project_root()), gpu.split(",")
+    for name in names:
         require_known(name, sorted(project.gpus), "no such GPU", place="--gpu")
-    gpus = [project.gpus[name] for name in gpu.split(",")]
-    amounts = [("tokens", tokens), ("days", days), ("goal", goal)]
-    for option, value in (*amounts, *(("price", one) for one in price)):
-        if value is not None and value <= 0:
-            raise InputError("expected an amount", place=f"--{option}", found=value, allowed="above 0")
+    gpus = [project.gpus[name] for name in names]
     if len(price) not in {0, 1, len(gpus)}:
         found, allowed = f"{len(price)} prices", f"1, or {len(gpus)}, the GPUs"
         raise InputError("expected a price for each GPU", place="--price", found=found, allowed=allowed)
     demand_with("--sweep", sweep, goal=goal, days=days)
-    demand_with("--tokens", tokens is not None, days=days)
-    demand_without("--goal", goal is not None, days=days)
-    demand_without("--kernels", kernels, sweep=sweep, measured=measured, tokens=tokens, price=price, set=set)
+    demand_with("--tokens", tokens, days=days)
+    demand_one(goal=goal, days=days)
+    demand_without("kernels", kernels, sweep=sweep, measured=measured, tokens=tokens, price=price, set=set)
     if kernels:
-        return _kernels([one.arch for one in gpus])
+        return _kernels([one.arch.replace("_", "") for one in gpus])
     if not subject:
         raise InputError("SUBJECT is missing", place="twinrun predict", allowed="a recipe, a model or a file")
     path = Path(subject)
     of_model = path.suffix == ".json" or (path / "config.json").is_file() or subject in members()
     of_model = of_model or ("/" not in subject and subject not in project.recipe_names)
     asked = subject_of_model(subject, set) if of_model else subject_of_recipe(project.recipe(subject), set)
-    place: dict[str, Any] = {"devices_per_node": DEVICES if devices_per_node is None else devices_per_node}
-    place["network"] = network
-    first = machines_of(gpus[0], nodes=1, **place)
-    runs = [one for text in measured for one in _runs(project, text, asked, first, software)]
-    rests = basis(software, runs + (_committed(project, gpus) if software == SOFTWARE else []))
+    machines = partial(machines_of, devices_per_node=devices_per_node or DEVICES, network=network)
+    here = machines(gpus[0], nodes=1)
+    runs = [one for text in measured for one in _runs(project, text, asked, here, software)]
+    known = committed(project) if software == SOFTWARE else []
+    rests = basis(software, [*runs, *(run for one in known for row in gpus for run in one.runs(row))])
     untold = [] if devices_per_node or not of_model else [f"{DEVICES} devices a node"]
     taken = ", ".join([*asked.silent, *untold])
     said = [*asked.said, *([f"Defaults taken: {taken}."] if taken else [])]
-    prices = [None] * len(gpus) if not price else [*price] * (len(gpus) // len(price))
+    offered = [*zip(gpus, cycle(price or (None,)), strict=False)]
     if sweep:
         target = goal or (tokens / (days * DAY) if tokens and days else 0.0)
-        offers = [
-            Offer(machines_of(one, nodes=count, **place), cost or 1.0)
-            for one, cost in zip(gpus, prices, strict=True)
-            for count in nodes
-        ]
+        offers = [Offer(machines(one, nodes=count), cost or 1.0) for one, cost in offered for count in nodes]
         layout = asked.settings.layout(rests.software)
         searched = best(asked.shape, offers, layout, rests, count=SHOWN, goal=target)
-        return Shown(
-            view=lambda: search_view(
-                searched, said=said, goal=target, tokens=tokens or 1e9, priced=bool(price)
-            ),
-            data=lambda: {
-                "layouts": searched.seen,
-                "fitting": searched.fitting,
-                "left_out": searched.left_out,
-                "no_order": unordered(searched),
-                "goal": target,
-                "predictions": [one.summary() for one in searched.best],
-            },
-        )
-    rows = [
-        [predict_at(asked.shape, machines_of(one, nodes=n, **place), asked.settings, rests) for n in nodes]
-        for one in gpus
-    ]
-    return Shown(
-        view=lambda: Group(
-            *(
-                predictions_view(several, said=said, tokens=tokens, price=cost)
-                for several, cost in zip(rows, prices, strict=True)
-            )
-        ),
-        data=lambda: {
-            "calibration": rests.known.version,
-            "not_understood": asked.strange,
-            "predictions": [one.summary() for several in rows for one in several],
-        },
-    )
+        view = search_view(searched, said=said, goal=target, tokens=tokens or 1e9, priced=bool(price))
+        data: dict[str, Any] = {"layouts": searched.seen, "fitting": searched.fitting}
+        data |= {"left_out": searched.left_out, "no_order": unordered(searched), "goal": target}
+        return Shown(view, data | {"predictions": [one.summary() for one in searched.best]})
+    views, rows = [], []
+    for one, cost in offered:
+        row = [predict_at(asked.shape, machines(one, nodes=n), asked.settings, rests) for n in nodes]
+        views.append(predictions_view(row, said=said, tokens=tokens, price=cost))
+        rows += [each.summary() for each in row]
+    data = {"calibration": rests.known.version, "not_understood": asked.strange, "predictions": rows}
+    return Shown(Group(*views), data)
+
+
+def committed(project: Project, *recipes: str) -> list[Judged]:
+    """Return the committed records of these recipes, of all where none is named."""
+    loaded = (project.recipe(name) for name in recipes or project.recipe_names)
+    return [read_record(file, project) for one in loaded for file in project.results(one)]
 
 
 def _runs(project: Project, text: str, asked: Asked, machines: Machines, software: str) -> tuple[Run, ...]:
@@ -149,18 +129,11 @@ def _runs(project: Project, text: str, asked: Asked, machines: Machines, softwar
     raise InputError("the record has no such training", place="--measured", found=text, allowed=allowed)
 
 
-def _committed(project: Project, gpus: list[Gpu]) -> list[Run]:
-    """Return the committed trainings on any of the GPUs, all of this project's software."""
-    loaded = (project.recipe(name) for name in project.recipe_names)
-    records = [read_record(file, project) for one in loaded for file in project.results(one)]
-    return [run for one in records for gpu in gpus for run in one.runs(gpu)]
-
-
 def _kernels(archs: list[str]) -> Shown:
     """Return the predicted times of the recipes' kernels; raises InputError for a GPU that has none."""
-    known = {one.arch for one in kernel_times()}
     for arch in archs:
-        require_known(arch, known, "no kernel was predicted for it", place="--gpu")
+        known = [one.arch for one in kernel_times()]
+        require_known(arch, dict.fromkeys(known), "no kernel was predicted for it", place="--gpu")
     rows = [one for one in kernel_times() if one.arch in archs]
     heads = ("arch", "kernel", "batch x heads x length x size", "ms, predicted", "90 % interval", "bound by")
     cells = [
@@ -170,4 +143,4 @@ def _kernels(archs: list[str]) -> Shown:
         )
         for row in rows
     ]
-    return Shown(view=lambda: plain_table(heads, cells), data=lambda: [row.model_dump() for row in rows])
+    return Shown(plain_table(heads, cells), rows)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from cyclopts import Parameter
 from rich.console import Group
 
-from twinrun.cli.console import Shown, demand_with, demand_without, tell
+from twinrun.cli.console import Out, Scale, Shown, demand_one, demand_with, tell, written
+from twinrun.cli.predict import committed
 from twinrun.foundation.cache import project_root, runs_folder
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.signatures import is_demanded
@@ -31,8 +31,8 @@ from twinrun.results.verdicts import FAILURES
 
 
 def compare(
-    a: str,
-    b: str,
+    a: Path,
+    b: Path,
     /,
     *,
     claims: bool = False,
@@ -43,10 +43,10 @@ def compare(
     rerun: bool = False,
     recipe: str | None = None,
     metric: str | None = None,
-    scale: Literal["smoke", "node", "paper"] | None = None,
-    set: Annotated[tuple[str, ...], Parameter(allow_repeating=True)] = (),
+    scale: Scale = None,
+    set: tuple[str, ...] = (),
     point: str | None = None,
-    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Out = None,
     require_signature: bool = False,
 ) -> Shown:
     """Explain what differs between two records, or hold their claims or scores against each other.
@@ -69,67 +69,53 @@ def compare(
         require_signature: refuse a record without a signature of a name in allowed_signers
     """
     typed: dict[str, Any] = {"recipe": recipe, "scale": scale, "set": set, "out": out}
-    demand_with("--rerun", rerun, metric=metric, point=point, **typed)
+    typed |= {"metric": metric, "point": point}
+    demand_with("--rerun", rerun, **typed)
     demand_with("--scores", scores, margin=margin, claim=claim)
-    demand_without("--claim", bool(claim), margin=margin)
-    demand_without("--rerun", rerun, claims=claims, scores=scores, require_signature=require_signature)
-    demand_without("--confirm", confirm, claims=claims, scores=scores, rerun=rerun)
-    demand_without("--scores", scores, claims=claims, require_signature=require_signature)
+    demand_one(scores=scores, claims=claims, confirm=confirm, rerun=rerun)
+    demand_one(rerun=rerun, require_signature=require_signature)
+    demand_one(claim=claim, margin=margin)
     if rerun:
         # What it imports takes seconds.
         from twinrun.cli.curves import rerun_sides
 
-        return rerun_sides(a, b, metric=metric, point=point, **typed)
+        return rerun_sides(str(a), str(b), **typed)
     project = Project(project_root(), signed=is_demanded(project_root(), asked=require_signature))
     if scores:
-        return _scores(project, Path(a), Path(b), margin, claim)
+        return _scores(project, [a, b], margin, claim)
     if claims:
-        records = read_records([Path(a), Path(b)], project)
+        records = read_records([a, b], project)
         verdicts = judge_between(records)
         said = headline_of_all(records, verdicts)
-        return Shown(
-            view=lambda: Group(said, verdict_table(verdicts)),
-            data=lambda: {"headline": said, "verdicts": [one.shown() for one in verdicts]},
-            code=int(any(verdict.final in FAILURES for verdict in verdicts)),
-        )
-    first, second = (read_record(Path(one), project) for one in (a, b))
+        data = {"headline": said, "verdicts": [one.shown() for one in verdicts]}
+        failed = any(verdict.final in FAILURES for verdict in verdicts)
+        return Shown(Group(said, verdict_table(verdicts)), data, int(failed))
+    first, second = (read_record(one, project) for one in (a, b))
     if confirm:
-        confirmed = confirmations(first, second)
-        lines = [f"{one.claim}: {'' if one.confirmed else 'not '}confirmed, {one.why}" for one in confirmed]
-        return Shown(
-            view=lambda: "\n".join(lines) or "no verdict of the first record holds",
-            data=lambda: [one.model_dump() for one in confirmed],
-            code=int(not any(one.confirmed for one in confirmed)),
-        )
-    found = compare_records(first, second, project)
-    return Shown(view=lambda: comparison_view(found), data=lambda: found.model_dump(mode="json"))
+        found = confirmations(first, second)
+        lines = [f"{one.claim}: {'' if one.confirmed else 'not '}confirmed, {one.why}" for one in found]
+        none = not any(one.confirmed for one in found)
+        return Shown("\n".join(lines) or "no verdict of the first record holds", found, int(none))
+    comparison = compare_records(first, second, project)
+    return Shown(comparison_view(comparison), comparison)
 
 
-def _scores(project: Project, a: Path, b: Path, margin: float | None, claim: str | None) -> Shown:
+def _scores(project: Project, places: list[Path], margin: float | None, claim: str | None) -> Shown:
     """Say whether two models score the same, document by document; 1 when they do not or nothing tells."""
     stated = claim_called(claim, project) if claim else None
-    allowed = stated.margin if stated else margin
-    if allowed is None or not 0 < allowed < 1:
-        raise InputError(
-            "equivalence is asked inside a margin of scores",
-            place="--margin",
-            found=margin,
-            allowed="more than 0, less than 1",
-            hint="--margin 0.02 counts a difference of up to two points of a hundred as none",
-        )
-    files = [_samples_of(project, path) for path in (a, b)]
-    found, rules = compare_scores(paired(*files), margin=allowed), files[0].rules
-    verdict = judge_scores(stated, found, rules=rules) if stated else None
-    data = {"outcome": found.outcome, **found.model_dump(mode="json")}
-    data["samples"] = {one.place: one.sha256 for one in files}
-    if verdict:
-        data["verdict"] = verdict.shown()
-    tables = [verdict_table([verdict])] if verdict else []
-    return Shown(
-        view=lambda: Group(scores_view(found, rules=rules), *tables),
-        data=lambda: data,
-        code=int(verdict.final != "holds-here" if verdict else found.outcome != "equivalent"),
-    )
+    asked = stated.margin if stated else margin
+    if asked is None or not 0 < asked < 1:
+        message, allowed = "equivalence is asked inside a margin of scores", "more than 0, less than 1"
+        hint = "--margin 0.02 counts a difference of up to two points of a hundred as none"
+        raise InputError(message, place="--margin", found=margin, allowed=allowed, hint=hint)
+    files = [_samples_of(project, place) for place in places]
+    found, rules = compare_scores(paired(*files), margin=asked), files[0].rules
+    data = {"outcome": found.outcome, **dict(found), "samples": {one.place: one.sha256 for one in files}}
+    if not stated:
+        return Shown(scores_view(found, rules=rules), data, int(found.outcome != "equivalent"))
+    verdict = judge_scores(stated, found, rules=rules)
+    view = Group(scores_view(found, rules=rules), verdict_table([verdict]))
+    return Shown(view, data | {"verdict": verdict.shown()}, int(verdict.final != "holds-here"))
 
 
 def _samples_of(project: Project, place: Path) -> SampleFile:
@@ -144,7 +130,7 @@ def report(
     what: str | None = None,
     /,
     *,
-    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Out = None,
     form: bool = False,
     add: Path | None = None,
     crate: bool = False,
@@ -167,47 +153,39 @@ def report(
         price: of a device for an hour with --hardware, for example h200=3.1,mi300x=2
     """
     demand_with("--hardware", hardware, price=price)
-    one: dict[str, Any] = {"form": form, "add": add, "crate": crate, "why": why}
-    demand_without("--hardware", hardware, **one, require_signature=require_signature)
-    demand_without("--why", why is not None, form=form, add=add, crate=crate, out=out)
-    demand_without("--crate", crate, form=form, add=add)
-    demand_without("--form", form, add=add)
+    demand_one(form=form, add=add, crate=crate, why=why, hardware=hardware)
+    demand_one(why=why, out=out)
+    demand_one(hardware=hardware, require_signature=require_signature)
     project = Project(project_root(), signed=is_demanded(project_root(), asked=require_signature))
     if hardware:
-        page = out or runs_folder(project.root) / "hardware.html"
-        return _written(_hardware(project, what or "all", page, price=price))
+        prices, page = prices_of(price, project.gpus), out or runs_folder(project.root) / "hardware.html"
+        if what:
+            member(what, place="twinrun report --hardware")
+        write_hardware_page(page, choices(project, committed(project), only=what), prices)
+        return written(page)
     if not what:
-        allowed = "a recipe, a run folder or a record"
-        hint = "`twinrun recipes` lists the recipes; --hardware says which hardware to choose"
-        raise InputError("WHAT is missing", place="twinrun report", allowed=allowed, hint=hint)
+        allowed = "a recipe, a run folder or a record; with --hardware a model or nothing"
+        raise InputError("WHAT is missing", place="twinrun report", allowed=allowed)
     path = Path(what)
     if why is not None:
         return _why(read_record(path, project), why)
     of_one = path.suffix == ".json" or (path / "record.json").is_file()
-    if crate and not of_one:
-        raise InputError("a crate is of one run", place="--crate", found=what, allowed="a run or a record")
-    if add and of_one:
-        raise InputError("a record is added to a recipe", place="--add", found=what, allowed="recipes/RECIPE")
-    if not (crate or form or of_one):
-        return _written(_recipe_report(project, what, add, out))
+    if add or not (crate or form or of_one):
+        return written(_recipe_report(project, what, add, out))
     run = read_run(path, project)
     if crate:
         from twinrun.export.ro_crate import write_crate
 
-        return _written(write_crate(out or run.folder / "crate", run))
+        return written(write_crate(out or run.folder / "crate", run))
     if form:
         file = out or (path if path.is_dir() else Path()) / FILE
         write_submission(file, run.record, run.file)
-        return _written(file)
+        return written(file)
     tell(f"the record is {run.record.signer}")
     for claim, who in confirmed_by(run.record).items():
         tell(f"{claim}: confirmed by {who}")
     beside = run.folder.with_name(f"{run.folder.name}.html")
-    return _written(write_report(out or (beside if run.is_committed else run.folder / "report.html"), run))
-
-
-def _written(file: Path) -> Shown:
-    return Shown(view=lambda: str(file), data=lambda: {"written": str(file)})
+    return written(write_report(out or (beside if run.is_committed else run.folder / "report.html"), run))
 
 
 def _recipe_report(project: Project, name: str, add: Path | None, out: Path | None) -> Path:
@@ -217,15 +195,13 @@ def _recipe_report(project: Project, name: str, add: Path | None, out: Path | No
         sent = f"As sent in, {record.signer}: who ran it, and on what, nobody here saw."
         tell(f"added: {added}\n{headline(record)} {sent}")
         project = Project(project.root)
-    loaded = project.recipe(name)
-    records = [read_record(file, project) for file in project.results(loaded)]
+    loaded, records = project.recipe(name), committed(project, name)
     if not records:
         hint = "copy a record.json there, or name a run folder"
         raise InputError("no records to report", place=f"{loaded.folder}/results", hint=hint)
     page, between = runs_folder(project.root) / loaded.recipe.name, judge_between(selected(records))
-    return write_recipe_report(
-        out or page / "report.html", records=records, recipe=loaded, project=project, between=between
-    )
+    known: dict[str, Any] = {"recipe": loaded, "project": project, "between": between}
+    return write_recipe_report(out or page / "report.html", records=records, **known)
 
 
 def _why(record: Judged, claim: str) -> Shown:
@@ -235,16 +211,4 @@ def _why(record: Judged, claim: str) -> Shown:
     found, who = verdicts[claim], confirmed_by(record).get(claim)
     said = f"{outcome(found)}: {found.why}\nthe record is {record.signer}"
     sure = f"\nconfirmed by {who}" if who else ""
-    return Shown(view=lambda: Group(condition_table(found), said + sure), data=found.shown)
-
-
-def _hardware(project: Project, model: str, page: Path, *, price: str) -> Path:
-    """Write which hardware to choose for a model, or for `all`, and return the page."""
-    prices = prices_of(price, project.gpus)
-    if model != "all":
-        member(model, place="twinrun report --hardware")
-    every = (project.recipe(name) for name in project.recipe_names)
-    records = [read_record(file, project) for one in every for file in project.results(one)]
-    found = choices(project, records, only=None if model == "all" else model)
-    write_hardware_page(page, found, prices)
-    return page
+    return Shown(Group(condition_table(found), said + sure), found.shown())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from cyclopts import Parameter
 from rich.console import Group
 
-from twinrun.cli.console import Shown, demand_with, demand_without, tell
+from twinrun.cli.console import Out, Shown, demand_with, demand_without, tell
 from twinrun.execution.engine import log_folder
 from twinrun.execution.schedulers import client_of, load_scheduler
 from twinrun.execution.site_checks import check_site, describe
@@ -30,26 +29,21 @@ def doctor(*, stack: str | None = None, engine: str | None = None, cluster: str 
 
     Args:
         stack: run the checks of this stack instead, inside its image or environment
-        engine: where the stack's checks run: docker, venv or host; docker when its image is there
+        engine: where the stack's checks run: docker, apptainer, venv or host; docker when its image is there
         cluster: check this site of cluster.toml instead
     """
-    demand_without("--cluster", cluster is not None, stack=stack, engine=engine)
-    demand_with("--stack", stack is not None, engine=engine)
+    demand_without("cluster", cluster, stack=stack, engine=engine)
+    demand_with("--stack", stack, engine=engine)
     root = project_root()
     if stack:
         from twinrun.images.checks import run_checks
 
         outcomes = run_checks(root, stack, engine=engine, say=tell)
-        passed = f"{stack}: {len(outcomes)} checks passed"
-        return Shown(view=lambda: passed, data=lambda: [outcome.model_dump() for outcome in outcomes])
+        return Shown(f"{stack}: {len(outcomes)} checks passed", outcomes)
     found = check_site(root, load_site(root, cluster)) if cluster else diagnose(root)
     console = VisibleConsole()
     width = console.width if console.is_terminal else None
-    return Shown(
-        view=lambda: Group(*diagnosis_lines(found, width=width)),
-        data=lambda: found.model_dump(mode="json"),
-        code=found.exit_code,
-    )
+    return Shown(Group(*diagnosis_lines(found, width=width)), found, found.exit_code)
 
 
 def cluster(
@@ -57,7 +51,7 @@ def cluster(
     /,
     *,
     nodes: int = 3,
-    mount: Annotated[tuple[Path, ...], Parameter(allow_repeating=True)] = (),
+    mount: tuple[Path, ...] = (),
     partition: str | None = None,
     cluster: str | None = None,
 ) -> Shown:
@@ -75,17 +69,15 @@ def cluster(
         return _described(cluster, partition)
     if action == "down":
         removed = local_cluster.down()
-        return Shown(view=lambda: f"{removed} containers removed", data=lambda: {"removed": removed})
+        return Shown(f"{removed} containers removed", {"removed": removed})
     if action == "up":
         mounts = tuple(one.resolve() for one in mount)
         found = local_cluster.up(project_root(), nodes=nodes, mounts=mounts, say=tell)
     else:
         found = local_cluster.status()
     lines = [f"{node.name:12} {node.container:10} {node.slurm}" for node in found]
-    return Shown(
-        view=lambda: "\n".join(lines) or "no cluster; `twinrun cluster up` starts one",
-        data=lambda: [{"node": one.name, "container": one.container, "slurm": one.slurm} for one in found],
-    )
+    data = [{"node": one.name, "container": one.container, "slurm": one.slurm} for one in found]
+    return Shown("\n".join(lines) or "no cluster; `twinrun cluster up` starts one", data)
 
 
 def _described(site: str | None, partition: str | None) -> Shown:
@@ -93,14 +85,13 @@ def _described(site: str | None, partition: str | None) -> Shown:
     root = project_root()
     known = load_site(root, site).site if site else None
     client, scheduler = (known.client, known.scheduler) if known else ((), "slurm")
-    gpus = known_gpus(root)
-    text = describe(client=client, partition=partition, gpus=gpus, scheduler=scheduler)
+    text = describe(client=client, partition=partition, gpus=known_gpus(root), scheduler=scheduler)
     file = (Path.cwd() if root == SHIPPED else root) / FILE
     shown = text.rstrip("\n")
     if not (file.exists() or site):
         write_atomically(file, text)
         shown = f"written: {file}; `twinrun doctor --cluster SITE` holds it against the site"
-    return Shown(view=lambda: shown, data=lambda: {"file": str(file), "text": text})
+    return Shown(shown, {"file": file, "text": text})
 
 
 def site(action: Literal["qualify"], site: str, /, *, key: Path | None = None) -> Shown:
@@ -120,19 +111,11 @@ def site(action: Literal["qualify"], site: str, /, *, key: Path | None = None) -
     facts = found.model_dump(mode="json")
     lines = [f"{name:18} {value}" for name, value in facts.items() if name != "faults"]
     lines += [*(f"differs   {one}" for one in wrong), f"written: {file}"]
-    return Shown(
-        view=lambda: "\n".join(lines),
-        data=lambda: facts | {"differs": wrong, "file": str(file)},
-        code=MachineError.exit_code if wrong else 0,
-    )
+    data = facts | {"differs": wrong, "file": file}
+    return Shown("\n".join(lines), data, MachineError.exit_code if wrong else 0)
 
 
-def jobs(
-    *,
-    cluster: str | None = None,
-    out: Annotated[Path | None, Parameter(alias="-o")] = None,
-    cancel: str | None = None,
-) -> Shown:
+def jobs(*, cluster: str | None = None, out: Out = None, cancel: str | None = None) -> Shown:
     """List what detached runs wait for, or the jobs of twinrun at a site; end one.
 
     Args:
@@ -140,8 +123,8 @@ def jobs(
         out: folder of the runs instead of runs/
         cancel: number of a job to end
     """
+    demand_with("--cluster", cluster, cancel=cancel)
     if cluster is None:
-        demand_with("--cluster", False, cancel=cancel)
         return _waiting(out or runs_folder(project_root()))
     if cancel and not cancel.partition(".")[0].isdecimal():
         raise InputError("a job is named by its number", place="twinrun jobs", found=cancel)
@@ -154,10 +137,7 @@ def jobs(
         f"  {job.nodes or job.reason}"
         for job in found
     ]
-    return Shown(
-        view=lambda: "\n".join(lines) or f"no jobs of twinrun at {cluster}",
-        data=lambda: [one.model_dump(mode="json") for one in found],
-    )
+    return Shown("\n".join(lines) or f"no jobs of twinrun at {cluster}", found)
 
 
 def pending(run: Path) -> Shown:
@@ -165,8 +145,7 @@ def pending(run: Path) -> Shown:
     found = all_pending(run)
     lines = [f"{one.handle:>8}  {one.site:12} {one.point}" for one in found]
     how = f"submitted from {run}; `twinrun jobs` shows them, the same command with --resume collects them"
-    data = {"run": str(run), "jobs": [one.model_dump() for one in found]}
-    return Shown(view=lambda: "\n".join([*lines, how]), data=lambda: data)
+    return Shown("\n".join([*lines, how]), {"run": run, "jobs": found})
 
 
 def _waiting(folder: Path) -> Shown:
@@ -175,10 +154,8 @@ def _waiting(folder: Path) -> Shown:
     found = [(run, one, _state(run, one)) for run in runs for one in all_pending(run)]
     lines = [f"{one.handle:>8}  {one.site:12} {state:34} {one.point}  {run}" for run, one, state in found]
     none = f"no job of a run in {folder} waits to be collected; --cluster SITE lists those of a site"
-    return Shown(
-        view=lambda: "\n".join(lines) or none,
-        data=lambda: [{"run": str(run), "state": state, **one.model_dump()} for run, one, state in found],
-    )
+    data = [{"run": run, "state": state, **dict(one)} for run, one, state in found]
+    return Shown("\n".join(lines) or none, data)
 
 
 def _state(run: Path, one: Pending) -> str:
@@ -186,11 +163,10 @@ def _state(run: Path, one: Pending) -> str:
     try:
         scheduler = load_scheduler(one.scheduler, site=load_site(project_root(), one.site))
         submission = scheduler.adopt(one.handle, point=one.point, logs=log_folder(run, one.point))
-        status = submission.poll()
+        if submission.poll() is not None:
+            return "ended, --resume collects it"
+        return f"runs on {submission.nodes[0]}" if submission.nodes else "waits for nodes"
     except (InputError, MachineError) as error:
         return f"not known: {error.message}"
     except (RunError, RunInterruptedError) as error:
         return f"ended: {error.message}"
-    if status is None:
-        return f"runs on {submission.nodes[0]}" if submission.nodes else "waits for nodes"
-    return "ended, --resume collects it"

@@ -65,7 +65,7 @@ class Search:
             stack=good.stack,
             engine="venv",
             scale=request.scale,
-            settings=request.set,
+            set=request.set,
             dry=request.dry,
         )
         selection = select(project, asked)
@@ -109,7 +109,7 @@ class Search:
         settings = self.request.set
         runner = StateRunner(
             project=self.project,
-            request=Request(recipe=plan.recipe, vendor=stack.vendor, scale=plan.scale, settings=settings),
+            request=Request(recipe=plan.recipe, vendor=stack.vendor, scale=plan.scale, set=settings),
             stack=stack.name,
             question=question,
             folder=self.folder,

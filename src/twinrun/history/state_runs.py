@@ -152,7 +152,7 @@ class StateRunner:
     def _start(self, root: Path, state: RunState, *, out: Path, log: Path) -> int:
         shutil.rmtree(out, ignore_errors=True)
         asked = self.request
-        options = [f"--set={one}" for one in asked.settings]
+        options = [f"--set={one}" for one in asked.set]
         options += ["--vendor", asked.vendor] if asked.vendor else []
         options += ["--scale", asked.scale] if asked.scale else []
         absent = [name for name in self.unset if name not in (state.variables or {})]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -26,23 +27,28 @@ _SHOWN_CHARACTERS = 150
 _BY_DIGEST = re.compile(r"[a-z0-9][a-z0-9._:/-]*@sha256:[0-9a-f]{64}")
 
 
-class BuildRequest(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class BuildRequest:
     """Options of `invoke build`."""
 
-    vendor: str | None = None
     stack: str | None = None
-    context: Path | None = None
-    """Folder to write for `docker build`, in place of building."""
+    """folder of images/stacks"""
+    vendor: str | None = None
+    """folder of images/vendors; alone it means the stack that the recipes use there"""
     pull: str | None = None
-    """Image of a registry to take instead of building it, `repository@sha256:...`."""
+    """repository@sha256:DIGEST of a registry to take the image from instead"""
     push: str | None = None
-    """Repository of a registry."""
+    """repository of a registry to push the image to"""
     save: Path | None = None
+    """FILE.tar to write the image to, or a folder for it and all that a build needs"""
     base: Path | None = None
-    """The root file system as a tar."""
+    """tar of the locked root file system, where mmdebstrap cannot make it"""
     wheelhouse: Path | None = None
+    """folder with all packages; nothing is downloaded then"""
     index: str | None = None
-    """In place of the framework's own package index."""
+    """URL in place of the framework's own package index; $TWINRUN_INDEX when left out"""
+    context: Path | None = None
+    """new folder to write for `docker build`; nothing is built then"""
 
 
 class BuildProgress(LiveProgress):

@@ -41,7 +41,7 @@ def _selection(project: Project, site: str, engine: str | None) -> Selection:
     nodes = min(load_site(project.root, site).site.nodes, 2)
     error: InputError | None = None
     for name in project.recipe_names:
-        request = Request(recipe=name, cluster=site, engine=engine, settings=(f"nodes={nodes}",))
+        request = Request(recipe=name, cluster=site, engine=engine, set=(f"nodes={nodes}",))
         try:
             return select(project, request)
         except InputError as refused:

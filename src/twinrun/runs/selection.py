@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from twinrun.execution.engine import Engine
 from twinrun.execution.engines import ENGINES, load_engine
@@ -14,7 +17,6 @@ from twinrun.execution.schedulers import Scheduler, load_scheduler
 from twinrun.execution.site_qualification import is_slow, qualification_of
 from twinrun.foundation.cache import bytecode_folder
 from twinrun.foundation.errors import InputError, MachineError, require_known
-from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import duration, number
 from twinrun.machine.inventory import detect, misfit, processor, refuse_misfit
 from twinrun.manifests.cluster import LoadedSite, load_site
@@ -43,29 +45,40 @@ ASKED = "asked for"
 FIRST_START, LATER_START = 45.0, 5.0
 
 
-class Request(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Request:
     """`invoke run` as typed; None where the user left the choice to us."""
 
-    recipe: str
+    recipe: Annotated[str, Parameter(parse=False)] = ""
+    """Its folder or name, which the command takes as a word."""
     vendor: str | None = None
+    """folder of images/vendors; what the machine has when left out"""
     stack: str | None = None
+    """folder of images/stacks; the recipe's current one when left out"""
     engine: str | None = None
+    """docker, apptainer, venv or host"""
     launcher: str | None = None
+    """who starts the ranks: torchrun, srun or mpirun"""
     scheduler: str | None = None
+    """who gives the machines: local, slurm, pbs or gridengine"""
     cluster: str | None = None
-    """Site of cluster.toml."""
+    """site of cluster.toml, where the scheduler is"""
     image: str | None = None
-    """Image of a user or a vendor, to run in place of the stack's."""
+    """your own image of Docker or Podman, in place of the stack's; the record says what differs"""
     scale: str | None = None
-    settings: tuple[str, ...] = ()
+    """how much of the experiment: smoke, on a processor; node, on this machine; paper, as published"""
     checkpoint: tuple[str, ...] = ()
+    """key=value: steps=N between saves, mode=exact or bounded, place and source"""
     leg: int | None = None
-    """Leg to run, for a recipe that has several; all when left out."""
-    source: str | None = None
-    """Where the leg before it has left its checkpoint: `--from`."""
-    dry: bool = False
-    signed: bool = False
-    """Whether the run goes on only from a checkpoint that a known signer has signed."""
+    """the one leg to run, of a recipe whose run has several"""
+    set: tuple[str, ...] = ()
+    """key=value, a field of the table of the recipe's workload; may be given many times"""
+    from_: str | None = None
+    """where the leg before it has left its checkpoint: a run folder, or a folder of checkpoints"""
+    dry: Annotated[bool, Parameter(alias="-n")] = False
+    """print the plan on a page and stop; with --json all of it"""
+    require_signature: bool = False
+    """go on only from checkpoints whose newest a name in allowed_signers has signed"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +164,7 @@ def select(project: Project, request: Request) -> Selection:
     plan, planned = resolve(
         loaded,
         scale=scale.value,
-        settings=request.settings,
+        settings=request.set,
         stack=stack,
         hardware=hardware,
         engine=engine.value,
@@ -170,7 +183,7 @@ def select(project: Project, request: Request) -> Selection:
         plan=plan,
         workload=workload,
         checkpointing=checkpointing_of(
-            request.checkpoint, workload=workload, plan=plan, source=request.source
+            request.checkpoint, workload=workload, plan=plan, source=request.from_
         ),
         engine=module,
         launcher=starter,
@@ -181,7 +194,7 @@ def select(project: Project, request: Request) -> Selection:
         vendor=project.vendors[stack.stack.vendor],
         machine=machine,
         gpu=hardware.gpu,
-        signed=request.signed,
+        signed=request.require_signature,
         hardware=hardware,
     )
     if not request.dry:
