@@ -18,7 +18,7 @@ from twinrun.results.judged import measured_points
 from twinrun.runs.checkpointing import checkpointing_of
 from twinrun.runs.data import demand_documents, given_folder, take_documents
 from twinrun.workloads import load_workload
-from twinrun.workloads.evaluation import report
+from twinrun.workloads.evaluation import scores
 from twinrun.workloads.tables_and_charts import LineChart
 from twinrun.workloads.workload import PictureContext, PointRecord, RecordView, Run
 
@@ -95,16 +95,17 @@ def test_requests_a_second_and_the_share_of_forward_passes_are_of_the_last_model
     assert (share.median, share.unit, share.formula) == (0.25, "ratio", FORWARD_SHARE)
 
 
-def test_scores_are_drawn_beside_the_loss_over_the_same_steps(record: RecordView) -> None:
-    loss, scores = report.overview([record], PictureContext(recipe=PROJECT.recipe("mpt-chinchilla"))).charts
+def test_scores_of_checkpoints_are_a_table_and_the_loss_a_picture(record: RecordView) -> None:
+    (loss,) = scores.overview([record], PictureContext(recipe=PROJECT.recipe("mpt-chinchilla"))).charts
     assert isinstance(loss, LineChart)
-    assert isinstance(scores, LineChart)
-    assert loss.x_label == scores.x_label
-    assert [curve.label for curve in scores.curves][-1] == "mean"
-    assert [(one.x, one.value) for one in scores.curves[0].spots] == [(40, 0.5), (80, 0.625), (STEPS, 0.75)]
-    assert scores.curves[0].spots[0].low == pytest.approx(0.43)
-    (table,) = report.show(record)[1:]
-    assert [row[0].text for row in table.rows] == ["40", "80", str(STEPS)]
+    assert len(loss.curves[0].spots) == STEPS
+    (table,) = scores.show(record)[1:]
+    assert [(row[0].text, row[1].text) for row in table.rows] == [
+        ("40", "0.500"),
+        ("80", "0.625"),
+        (str(STEPS), "0.750"),
+    ]
+    assert table.rows[0][1].detail == "±0.070"
     assert table.notes[0] == "checkpoint after step 40: sha256 c40"
 
 
@@ -118,7 +119,7 @@ def test_a_model_that_is_there_is_trained_on_nothing() -> None:
     assert (described.data, described.identity, described.modules) == (None, {}, ())
     assert described.documents is not None
     marks = made.description.marks(PROJECT.recipe("mpt-chinchilla").published.fingerprint)
-    own = {name: value for name, value in marks.items() if not name.startswith("evaluation.")}
+    own = {name: value for name, value in marks.items() if name.startswith("model.")}
     assert own == {
         "model.kind": "repository",
         "model.repository": "cerebras/Cerebras-GPT-1.3B",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
@@ -29,11 +28,11 @@ from twinrun.protocol.evaluation import (
 )
 from twinrun.protocol.job import Checkpointing
 from twinrun.protocol.layout import Precision
-from twinrun.protocol.model_source import CheckpointModel, FolderModel, ModelSource, in_words, model_source
+from twinrun.protocol.model_source import ModelSource, in_words, model_source
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.training import DataSource, Training
-from twinrun.workloads.settings import Fingerprint, flat, flat_fields
+from twinrun.workloads.settings import Fingerprint, as_fingerprint, flat
 from twinrun.workloads.sweep import placements, refuse_demands
 from twinrun.workloads.training import plan as trainings
 from twinrun.workloads.training.manifest import (
@@ -62,10 +61,6 @@ DOCUMENTS = "documents"
 SCORE, ERROR, RATE, KEPT = "score", "score-error", "requests-per-second", "kept-fall"
 FORWARD = "forward-share"
 HARNESS = "lm-eval"
-# Settings that the fingerprint has in other words: which model, how that was trained, and rules of tasks.
-_IN_WORDS = re.compile(
-    r"evaluation\.(training\.|model$|shots$|limit$|documents$)|task\..*\.(name|rule|packaged)$|documents\.source$"
-)
 
 
 class EvaluationScale(Scale):
@@ -133,13 +128,6 @@ class EvaluationPlan(Frozen):
     """What it is trained on; null where a model is there."""
     documents: PackageSource | None = None
     """Null where no task of the harness is asked."""
-
-    @model_validator(mode="after")
-    def _model_or_training(self) -> EvaluationPlan:
-        trained = self.evaluation.model is None
-        if trained != (self.shape is not None) or trained != (self.data is not None):
-            raise ValueError("`shape` and `data` are those of a training, and there where no model is")
-        return self
 
     @property
     def trained(self) -> TrainingPlan | None:
@@ -236,10 +224,9 @@ def plan(request: PlanRequest[EvaluationTables]) -> WorkloadPlan[EvaluationPlan,
     microbatches: tuple[int, ...] = ()
     if part.given:
         # Settings of the training, which a model that is there does not have.
-        for key in ("every", *overrides):
-            if key.startswith("training.") or (key == "every" and asked.every is not None):
-                message, hint = "nothing is trained: the model is there", "leave it or `model` out"
-                raise InputError(message, place=f"--set {key}", hint=hint)
+        keys = [key for key in overrides if key.startswith("training.")] + ["every"] * bool(asked.every)
+        message, hint = "nothing is trained: the model is there", "leave it or `model` out"
+        raise_first((message, f"--set {key}", None, None, hint) for key in keys)
         choice = Choice(name="model", value=in_words(part.given), because="asked for; nothing is trained")
     else:
         sizes = of_sizes(training, (place.world_size,), table="training.")
@@ -292,7 +279,7 @@ def describe(part: EvaluationPlan, points: Sequence[Point[EvaluationPoint]]) -> 
         undocumented=part.undocumented,
         files=(SAMPLES,),
         model=given,
-        fingerprint=_fingerprint(part),
+        fingerprint=settings(part),
     )
 
 
@@ -309,36 +296,28 @@ def as_written(
     return written, point
 
 
-def settings(part: EvaluationPlan, _point: Point[EvaluationPoint]) -> Fingerprint:
-    """Return the fingerprint, and every other setting of the evaluation, its tasks and their documents."""
-    others = flat_fields(part.evaluation, "evaluation.")
-    for task in part.tasks:
-        others |= flat_fields(task, f"task.{task.name}.")
-    others |= flat_fields(part.documents, "documents.") if part.documents else {}
-    if given := part.given_documents:
-        others |= {f"documents.{given.task}.sha256": given.sha256}
-    return _fingerprint(part) | {name: one for name, one in others.items() if not _IN_WORDS.match(name)}
-
-
-def _fingerprint(part: EvaluationPlan) -> Fingerprint:
-    """Return the model's fields, and those of a score: harness, shots, and the rule of each task."""
+def settings(part: EvaluationPlan, _point: Point[EvaluationPoint] | None = None) -> Fingerprint:
+    """Return the settings of the model and its training, of the evaluation, its tasks and documents."""
     asked, given, trained, found = part.evaluation, part.given, part.trained, Fingerprint()
     if given:
         # Of a folder without a digest the record alone has one.
         kept = {"kind", "repository", "revision", "step", "sha256"}
-        marks = given.model_dump(include=kept, exclude_none=True)
-        found = {f"model.{name}": value for name, value in marks.items()}
+        found = as_fingerprint(given.model_dump(include=kept, exclude_none=True), "model.")
     elif trained:
         found = fingerprint(trained)
         found |= {"tokens": trained.training.steps * int(found["tokens_per_step"])}
-    return {
-        **found,
-        "evaluation.harness": HARNESS,
-        "evaluation.shots": asked.shots,
-        "evaluation.precision": asked.precision,
-        "evaluation.limit": asked.limit or "none",
-        **{f"evaluation.rule.{one.name}": one.rule for one in part.tasks},
+    found |= {"evaluation.harness": HARNESS}
+    # Each without what stands under another name.
+    tables: dict[str, tuple[Frozen | None, set[str]]] = {
+        "evaluation.": (asked, {"training", "model", "documents"}),
+        "documents.": (part.documents, {"source"}),
+        **{f"task.{one.name}.": (one, {"name", "rule", "packaged"}) for one in part.tasks},
     }
+    for prefix, (table, without) in tables.items():
+        found |= as_fingerprint(table.model_dump(mode="json", exclude=without), prefix) if table else {}
+    if named := part.given_documents:
+        found |= {f"documents.{named.task}.sha256": named.sha256}
+    return found | {f"evaluation.rule.{one.name}": one.rule for one in part.tasks}
 
 
 def job(part: EvaluationPlan, point: Point[EvaluationPoint], attempt: int, run: Run) -> EvaluationJob:
@@ -346,11 +325,13 @@ def job(part: EvaluationPlan, point: Point[EvaluationPoint], attempt: int, run: 
     asked, folder, training = part.evaluation, PurePosixPath(run.metrics).parent, None
     if part.trained:
         place, steps = str(folder / "checkpoints" / point.id), asked.every or asked.training.steps
-        saved = run.checkpointing or Checkpointing(place=place, steps=steps)
-        run_of_training = run.model_copy(
-            update={"checkpointing": saved, "folders": {"data": run.folders.get("data", "")}}
+        own = {
+            "checkpointing": run.checkpointing or Checkpointing(place=place, steps=steps),
+            "validation_data": "",
+        }
+        training = trainings.job(part.trained, training_point(part, point), attempt, run).model_copy(
+            update=own
         )
-        training = trainings.job(part.trained, training_point(part, point), attempt, run_of_training)
     names = ("shots", "batch", "precision", "limit", "tokenizer", "every")
     return EvaluationJob(
         **run.model_dump(exclude={"checkpointing", "power"}),
@@ -367,9 +348,8 @@ def job(part: EvaluationPlan, point: Point[EvaluationPoint], attempt: int, run: 
 
 
 def _given(source: ModelSource, folder: str) -> GivenModel:
-    match source:
-        case FolderModel(sha256=sha256):
-            return GivenModel(folder=folder, sha256=sha256)
-        case CheckpointModel(step=step, sha256=sha256):
-            return GivenModel(folder=folder, step=step, checkpoint_sha256=sha256)
-    return GivenModel(folder=folder)
+    """Return a model as the ranks find it; the digest of a checkpoint is that of its manifest."""
+    marks = source.model_dump(include={"step", "sha256"})
+    if "step" in marks:
+        marks["checkpoint_sha256"] = marks.pop("sha256")
+    return GivenModel(folder=folder, **marks)

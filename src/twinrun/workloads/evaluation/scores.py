@@ -1,4 +1,4 @@
-"""From what the ranks report of an evaluation to its numbers, and what it must have to be whole.
+"""Scores of an evaluation: counted from what the ranks report, held against the plan, compared and shown.
 
 The score of a task is named after it, `TASK`, its standard error `TASK/error`, what another rule makes of the
 same answers `TASK@RULE`, and the score of an earlier checkpoint `TASK/step-STEP`, its standard error
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import get_args
 
 from twinrun.foundation.text import GIB
 from twinrun.manifests.vendor import Gpu
@@ -19,11 +20,13 @@ from twinrun.protocol.evaluation import (
     EvaluationResult,
     ModelScores,
     NamedTask,
+    ScoreRule,
     TaskScore,
 )
 from twinrun.protocol.measurements import FORWARD_SHARE, Measurement, Numbers, single
 from twinrun.protocol.model_source import in_words
 from twinrun.protocol.training import StepMetrics
+from twinrun.workloads.curve_distance import distance_in_words, series_chart, values_of
 from twinrun.workloads.evaluation.plan import (
     ERROR,
     FORWARD,
@@ -32,17 +35,22 @@ from twinrun.workloads.evaluation.plan import (
     SCORE,
     EvaluationPlan,
     EvaluationPoint,
+    EvaluationTables,
     training_point,
 )
 from twinrun.workloads.settings import factor, flat
+from twinrun.workloads.tables_and_charts import ABSENT, Cell, Table, number_columns, text, word_columns
 from twinrun.workloads.training import numbers as trainings
 from twinrun.workloads.workload import (
     ComparisonTerms,
     Finding,
     MeasuredPoint,
+    Overview,
+    PictureContext,
     Point,
     PointRecord,
     Progress,
+    RecordView,
     held,
 )
 
@@ -65,6 +73,8 @@ FACTORS = (
     *trainings.FACTORS,
 )
 ScoredPoint = MeasuredPoint[EvaluationPoint, EvaluationResult]
+EvaluationRecord = RecordView[EvaluationPlan, EvaluationPoint]
+RULES = get_args(ScoreRule)
 
 
 def progress(line: bytes) -> Progress:
@@ -189,3 +199,63 @@ def _as_counted(task: NamedTask, one: TaskScore, limit: int | None) -> Iterator[
         )
     if not math.isclose(error, one.error, rel_tol=1e-6, abs_tol=1e-9):
         yield Finding(what=f"the error of {task.name}", found=one.error, allowed=error)
+
+
+def show(record: EvaluationRecord) -> tuple[Table, ...]:
+    """Return the scores of every point, and those of its checkpoints below."""
+    return tuple(table for point in record.points for table in _tables(record, point))
+
+
+def _tables(record: EvaluationRecord, point: ScoredPoint) -> Iterator[Table]:
+    *before, last = point.result.models
+    given, names = record.part.given, [*(one.name for one in record.part.tasks), MEAN]
+    rows = [
+        (
+            text(one.task),
+            _cell(point, one.task),
+            text(one.rule),
+            *(text(f"{one.by_rule[rule]:.3f}" if rule in one.by_rule else ABSENT) for rule in RULES),
+            text(str(one.documents)),
+        )
+        for one in last.tasks
+    ]
+    absent = (text(ABSENT),) * (len(RULES) + 2)
+    rules = (*number_columns("score"), *word_columns("rule"), *number_columns(*RULES, "documents"))
+    yield Table(
+        title=f"{point.id}: share of right answers, and its standard error",
+        columns=(*word_columns("task"), *rules),
+        rows=(*rows, (text("mean of the tasks"), _cell(point, MEAN), *absent)),
+        notes=(
+            f"harness: {point.result.harness}, {record.part.evaluation.shots} shots",
+            *((f"model: {in_words(given)}",) if given else ()),
+            f"{last.parameters:,} parameters, sha256 {last.sha256}",
+            "rule: what the log-likelihood of an answer is divided by before the largest is taken",
+        ),
+    )
+    if before:
+        made = (
+            f"checkpoint after step {one.step}: sha256 {one.checkpoint_sha256}" for one in (*before, last)
+        )
+        ends = [*((str(one.step), f"/step-{one.step}") for one in before), (str(last.step), "")]
+        yield Table(
+            title=f"{point.id}: scores while the training went on",
+            columns=(*word_columns("steps"), *number_columns(*names)),
+            rows=tuple((text(step), *(_cell(point, f"{name}{end}") for name in names)) for step, end in ends),
+            notes=tuple(made),
+        )
+
+
+def _cell(point: ScoredPoint, name: str) -> Cell:
+    score, error = point.measurement(name), point.measurement(f"{name}/error")
+    return text(f"{score.median:.3f}" if score else ABSENT, f"±{error.median:.3f}" if error else "")
+
+
+def overview(records: Sequence[EvaluationRecord], _drawn: PictureContext[EvaluationTables]) -> Overview:
+    """Return the losses of a single record."""
+    trained = [one for record in records for one in record.points if values_of(one, "loss")]
+    if len(records) > 1 or not trained:
+        return Overview()
+    note = distance_in_words(trained, "loss")
+    return Overview(
+        charts=(series_chart(trained, "loss", title="Loss", label="loss, nats/token", note=note),)
+    )
