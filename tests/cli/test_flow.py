@@ -96,10 +96,6 @@ def versions_cannot_be_read(site: FlowSite) -> None:
     site.script.reading = FAILED
 
 
-def a_package_is_missing(site: FlowSite) -> None:
-    site.script.missing = ("streaming",)
-
-
 def command_cannot_be_started(site: FlowSite) -> None:
     site.script.starting = MachineError("no such program", place="here")
 
@@ -137,7 +133,6 @@ def no_memory(site: FlowSite) -> None:
     [
         (engine_refuses, 3, "no such device"),
         (versions_cannot_be_read, 4, "it ended"),
-        (a_package_is_missing, 3, "found: no streaming"),
         (command_cannot_be_started, 3, "no such program"),
         (a_rank_fails, 4, "rank 1 of"),
         (the_launcher_dies, 4, "signal 9"),

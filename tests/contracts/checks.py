@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from twinrun.execution.kernels import package_folders
+from twinrun.execution.environment import package_folders
 from twinrun.foundation.signatures import SUFFIX
 from twinrun.images.inventory import committed_inventory
 from twinrun.manifests.claims import PLACEHOLDER, Claim

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from twinrun.execution.engine import NodeCommand
+from twinrun.execution.job_script import Task
 from twinrun.execution.schedulers import Submission, load_scheduler
-from twinrun.execution.task import Task
 from twinrun.foundation.errors import TwinrunError
 from twinrun.images import local_cluster
 from twinrun.manifests.cluster import LoadedSite, load_site

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from twinrun.execution.engine import Command, Engine, NodeCommand, Workspace
-from twinrun.execution.engines import ENGINES
-from twinrun.execution.interpreter import Interpreter
+from twinrun.execution.engines import ENGINES, Interpreter
 from twinrun.foundation.processes import LocalProcess
 
 NAME = "fake"
@@ -47,8 +46,6 @@ class Script:
     """From the job of a launch to what its ranks do."""
     python: str = "3.11.0"
     packages: Mapping[str, str] = field(default_factory=dict)
-    missing: Sequence[str] = ()
-    """Packages that ranks import and that are not there."""
     opening: BaseException | None = None
     """Raised instead of opening the engine."""
     reading: BaseException | None = None
@@ -67,7 +64,7 @@ class FakeEngine(Interpreter):
         super().__init__(python="python", workspace=workspace)
         self._script = script
 
-    def start(self, command: NodeCommand, *, log: Path) -> FakeRunning:
+    def start(self, command: NodeCommand, log: Path) -> FakeRunning:
         if self._script.starting:
             raise self._script.starting
         self._script.started.append(command)
@@ -76,8 +73,6 @@ class FakeEngine(Interpreter):
     def read(self, command: Command) -> str:
         if self._script.reading:
             raise self._script.reading
-        if "find_spec" in command.arguments[2]:
-            return " ".join(self._script.missing)
         return json.dumps({"python": self._script.python, "packages": dict(self._script.packages)})
 
 

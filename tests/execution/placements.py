@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twinrun.execution.engine import Engine, Workspace
 from twinrun.execution.launchers import load_launcher
-from twinrun.execution.ranks import RankCommands
+from twinrun.execution.ranks import Ranks
 from twinrun.execution.schedulers import load_scheduler
 from twinrun.manifests.cluster import LoadedSite, Site
 from twinrun.protocol.allocation import Placement
@@ -37,10 +37,10 @@ def commands_of(
     launcher: str = "torchrun",
     site: LoadedSite | None = None,
     **told: str,
-) -> RankCommands:
+) -> Ranks:
     """Return what starts ranks on this machine, which has four cores, or at a site."""
     scheduler = load_scheduler(site.site.scheduler if site else "local", site=site)
     chosen = load_launcher(launcher)
-    return RankCommands(
-        renderer=engine, launcher=chosen, scheduler=scheduler, workspace=workspace, cores=4, variables=told
+    return Ranks(
+        engine=engine, launcher=chosen, scheduler=scheduler, workspace=workspace, cores=4, variables=told
     )

@@ -24,9 +24,7 @@ from tests.execution.placements import SITE, PlacementStandIn, commands_of
 from tests.goldens import check_golden
 from twinrun.execution.containers import Docker
 from twinrun.execution.engine import Engine, Workspace, log_folder
-from twinrun.execution.engines import ENGINES
-from twinrun.execution.image_file import Apptainer, Pyxis, Singularity
-from twinrun.execution.interpreter import Interpreter
+from twinrun.execution.engines import ENGINES, Apptainer, Interpreter, Pyxis, Singularity
 from twinrun.execution.launchers import LAUNCHERS as KNOWN
 from twinrun.execution.ranks import Launch
 from twinrun.execution.schedulers import SCHEDULERS

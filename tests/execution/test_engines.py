@@ -18,8 +18,7 @@ from tests.tiny_image import PODMAN as PODMAN_SETTINGS
 from tests.tiny_image import make_root_file_system
 from twinrun.execution.containers import ContainerEngine
 from twinrun.execution.engine import Command, Engine, Workspace, run_to_end
-from twinrun.execution.engines import load_engine
-from twinrun.execution.image_file import Apptainer
+from twinrun.execution.engines import Apptainer, load_engine
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.manifests.stack import LoadedStack, Stack
 from twinrun.manifests.vendor import load_vendors
@@ -227,13 +226,33 @@ def test_no_container_outlives_what_has_started_it(
 
 
 @pytest.mark.parametrize("name", CONTAINERS, indirect=True)
+@pytest.mark.parametrize("cancels", [6, pytest.param(50, marks=pytest.mark.nightly)])
+def test_no_container_is_left_of_runs_that_are_cancelled(
+    engine: Engine, workspace: Workspace, name: str, cancels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the moment of their start until their ranks, which ignore that they are told to end, are up."""
+    for place in ("execution.containers", "foundation.processes"):
+        monkeypatch.setattr(f"twinrun.{place}.GRACE_SECONDS", 1)
+    for number in range(cancels):
+        alive = workspace.run / f"alive-{number}"
+        rendered = engine.render(command(STAYS, engine.inside(alive)))
+        running = engine.start(rendered, log=workspace.run / f"log-{number}")
+        if number % 2:
+            until(alive.exists)
+        else:
+            time.sleep(number / cancels)
+        running.stop()
+    assert not left(name)
+
+
+@pytest.mark.parametrize("name", CONTAINERS, indirect=True)
 def test_what_cannot_be_started_is_told(engine: Engine, workspace: Workspace, name: str) -> None:
-    rendered = engine.render(command("pass"))
+    rendered, log = engine.render(command("pass")), workspace.run / "log"
     words = (*rendered.arguments[:3], "--device", "/dev/no-such-device", *rendered.arguments[3:])
-    running = engine.start(rendered.model_copy(update={"arguments": words}), log=workspace.run / "log")
-    with pytest.raises(MachineError, match="cannot run a container of this image") as caught:
-        until(lambda: running.poll() is not None)
-    assert "no-such-device" in str(caught.value.found)
+    running = engine.start(rendered.model_copy(update={"arguments": words}), log=log)
+    until(lambda: running.poll() is not None)
+    assert running.poll()
+    assert said(log, "no-such-device")
     running.stop()
 
 

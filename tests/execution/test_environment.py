@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from twinrun.execution.engine import PYTHON, Command, Workspace
+from twinrun.execution.engines import Interpreter
 from twinrun.execution.environment import (
     PythonEnvironment,
     inspect,
     lock_differences,
     steering_variables,
 )
-from twinrun.execution.interpreter import Interpreter
 from twinrun.manifests.stack import LoadedStack, load_stack, normalise, stamp
 
 LOCK = """\

@@ -20,8 +20,8 @@ from tests.execution.clusters import ROOT, changed, cluster, container, docker, 
 from tests.execution.placements import PlacementStandIn, commands_of
 from tests.train.small import MakeJob
 from twinrun.execution.engine import Workspace, point_folder
+from twinrun.execution.engines import Interpreter
 from twinrun.execution.failures import rank_states
-from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.ranks import METRICS, Launch, Ranks
 from twinrun.foundation.errors import RunError, RunInterruptedError
 from twinrun.images import local_cluster
@@ -109,8 +109,7 @@ class Trial:
         workspace = Workspace(root=ROOT, run=self.run, data=self.run, packages=(ROOT,))
         engine = Interpreter(python=sys.executable, workspace=workspace)
         told = {"STEP_SECONDS": "0.2", "HOLD_STEP": str(HELD_AT), "HOLD_UNTIL": str(self._released)}
-        commands = commands_of(engine, workspace, launcher=self.launcher, site=self.site, **told)
-        return Ranks(engine=engine, commands=commands)
+        return commands_of(engine, workspace, launcher=self.launcher, site=self.site, **told)
 
 
 Start = Callable[..., Trial]

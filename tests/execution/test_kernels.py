@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from twinrun.execution.engine import PYTHON, Command, Workspace
-from twinrun.execution.interpreter import Interpreter
-from twinrun.execution.kernels import kernel_variables, package_folders
+from twinrun.execution.engines import Interpreter
+from twinrun.execution.environment import kernel_variables, package_folders
 from twinrun.planning.project import Project
 
 ROOT = Path(__file__).resolve().parents[2]

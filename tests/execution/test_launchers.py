@@ -1,3 +1,5 @@
+"""What a launcher hands to an engine, and which rank it names of what was printed."""
+
 from __future__ import annotations
 
 import pytest
@@ -27,54 +29,7 @@ def report(first: str, *others: str) -> str:
 
 
 LEFT, RAISED, KILLED = report("1 77"), report("2 1"), report("0 -9")
-# The rank that was killed is not the one that torchrun saw first.
-FOLLOWED, SEVERAL = report("0 1", "1 -9"), report("1 77", "2 3")
-
-
-torchrun = load_launcher("torchrun")
-SCRIPT = Command(arguments=(PYTHON, "/in/train.py", "--job", "/out/job.json"), variables={})
-MEETING = Rendezvous(first_node="node17", port="29400", id="a1b2")
-
-
-def rendered(placement: PlacementStandIn, *, node: int = 0, cores: int = 16) -> Command:
-    """Return what torchrun hands to the engine."""
-    words = {"node": str(node), "rendezvous": MEETING, "logs": "/out/log", "cores": cores}
-    return torchrun.render(SCRIPT, placement=placement, **words)  # type: ignore[arg-type]
-
-
-def test_the_ranks_of_one_node_are_started_by_one_argument_list() -> None:
-    assert rendered(PlacementStandIn(devices_per_node=4)).arguments == (
-        *(PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"),
-        *("--log-dir", "/out/log", "--redirects", "3", "/in/train.py", "--job", "/out/job.json"),
-    )
-
-
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_each_rank_has_the_threads_of_its_cores(nodes: int) -> None:
-    command = rendered(PlacementStandIn(nodes=nodes, devices_per_node=2), cores=8)
-    assert command.variables["OMP_NUM_THREADS"] == "8"
-    assert command.variables.get("GLOO_SOCKET_IFNAME") == ("lo" if nodes == 1 else None)
-    assert command.reaches_nodes == (nodes > 1)
-
-
-@pytest.mark.parametrize(
-    ("log", "found"),
-    [(LEFT, (1, 77)), (RAISED, (2, 1)), (KILLED, (0, -9)), (SEVERAL, (1, 77)), (FOLLOWED, (1, -9))],
-)
-def test_the_rank_that_failed_first_is_named(log: str, found: tuple[int, int]) -> None:
-    assert torchrun.culprit([log]) == found
-
-
-def test_the_cause_is_found_whichever_node_tells_of_it() -> None:
-    for logs in ([RAISED, KILLED], [KILLED, RAISED], ["", KILLED]):
-        assert torchrun.culprit(logs) == (0, -9)
-    assert torchrun.culprit([RAISED, ""]) == (2, 1)
-
-
-def test_the_last_of_several_reports_counts() -> None:
-    assert torchrun.culprit([LEFT + KILLED]) == (0, -9)
-
-
+SRUN = "srun: error: node2: task {}\nsrun: error: node1: task 0: Terminated\n"
 # The hostfile is of the allocation; a node of it may have left the network, or its name the resolver.
 UNREACHED = """\
 ssh: Could not resolve hostname node18: Name or service not known
@@ -83,23 +38,52 @@ PRTE has lost communication with a remote daemon.
 
   HNP daemon   : [prterun-node17-9961@0,0] on node node17
   Remote daemon: [prterun-node17-9961@0,1] on node node18
-
-This is usually due to either a failure of the TCP network
-connection to the node, or possibly an internal failure of
-the daemon itself. We cannot recover from this failure, and
-therefore will terminate the job.
 --------------------------------------------------------------------------
 """
+MPI_SIGNALLED = """\
+mpirun noticed that process rank 3 with PID 4711 on node node17
+exited on signal 9 (Killed).
+"""
+MPI_LEFT = "  Process name: [prterun-node17-9961@1,2]\n  Exit code:    77\n"
+# The launcher, what the commands of the nodes printed, and the rank that failed with its status.
+ENDS = [
+    *(("torchrun", [log], found) for log, found in ((LEFT, (1, 77)), (RAISED, (2, 1)), (KILLED, (0, -9)))),
+    ("torchrun", [report("1 77", "2 3")], (1, 77)),
+    # The rank that was killed is not the one that torchrun saw first.
+    ("torchrun", [report("0 1", "1 -9")], (1, -9)),
+    # Whichever node tells of the cause; and the last of several reports counts.
+    *(("torchrun", logs, (0, -9)) for logs in ([RAISED, KILLED], [KILLED, RAISED], ["", KILLED])),
+    *(("torchrun", logs, found) for logs, found in (([RAISED, ""], (2, 1)), ([LEFT + KILLED], (0, -9)))),
+    # Without a whole report nobody is blamed.
+    *(("torchrun", [log], None) for log in ("", "rank      : 3\nexitcode  : 1\n")),
+    *(("torchrun", [LEFT[: LEFT.index(end)]], None) for end in ("[0]:", "  exitcode")),
+    ("srun", ["", SRUN.format("1: Killed")], (1, -9)),
+    ("srun", [SRUN.format("1: Segmentation fault (core dumped)")], (1, -11)),
+    ("srun", [SRUN.replace("task ", "tasks ").format("3-5: Exited with exit code 77")], (3, 77)),
+    ("srun", ["srun: error: Unable to create step\n"], None),
+    *(("mpirun", [log], found) for log, found in ((MPI_SIGNALLED, (3, -9)), (MPI_LEFT, (2, 77)))),
+    ("mpirun", [UNREACHED], None),
+]
 
 
-def test_a_host_that_mpirun_does_not_reach_is_no_rank_and_is_shown() -> None:
-    assert load_launcher("mpirun").culprit([UNREACHED]) is None
+@pytest.mark.parametrize(("launcher", "logs", "found"), ENDS)
+def test_the_rank_that_failed_first_is_named(
+    launcher: str, logs: list[str], found: tuple[int, int] | None
+) -> None:
+    assert load_launcher(launcher).culprit(logs) == found
     assert "on node node18" in last_lines(UNREACHED)
 
 
-@pytest.mark.parametrize(
-    "log",
-    ["", "rank      : 3\nexitcode  : 1\n", LEFT[: LEFT.index("[0]:")], LEFT[: LEFT.index("  exitcode")]],
-)
-def test_without_a_whole_report_nobody_is_blamed(log: str) -> None:
-    assert torchrun.culprit([log]) is None
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_ranks_of_a_node_are_started_by_one_argument_list(nodes: int) -> None:
+    script = Command(arguments=(PYTHON, "/in/train.py", "--job", "/out/job.json"), variables={})
+    meeting = Rendezvous(first_node="node17", port="29400", id="a1b2", logs="/out/log")
+    placement = PlacementStandIn(nodes=nodes, devices_per_node=2)
+    found = load_launcher("torchrun").render(script, meeting, placement=placement, node="0", cores=8)
+    assert found.variables["OMP_NUM_THREADS"] == "8"
+    assert found.variables.get("GLOO_SOCKET_IFNAME") == ("lo" if nodes == 1 else None)
+    assert found.reaches_nodes == (nodes > 1)
+    assert nodes > 1 or found.arguments == (
+        *(PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("--log-dir", "/out/log", "--redirects", "3", "/in/train.py", "--job", "/out/job.json"),
+    )

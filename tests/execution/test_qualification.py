@@ -16,7 +16,7 @@ from tests.execution.placements import commands_of
 from tests.execution.test_sites import played
 from twinrun.execution.batch import BatchScheduler
 from twinrun.execution.engine import Workspace
-from twinrun.execution.interpreter import Interpreter
+from twinrun.execution.engines import Interpreter
 from twinrun.execution.site_checks import check_site
 from twinrun.execution.site_qualification import (
     Qualification,
@@ -178,7 +178,7 @@ def test_a_node_is_measured_and_its_file_is_signed(
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     try:
-        found = qualify(site, engine=engine, commands=commands, accelerator=False, key=key)
+        found = qualify(site, ranks=commands, accelerator=False, key=key)
     finally:
         if leaves:
             os.killpg(int((tmp_path / "pid").read_text()), 9)

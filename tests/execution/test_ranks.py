@@ -16,12 +16,11 @@ from tests.execution.clusters import until
 from tests.execution.fake_engine import FakeEngine, Play, Script, torchrun_report
 from tests.execution.placements import SITE, PlacementStandIn, commands_of
 from twinrun.execution.engine import NodeCommand, Workspace, point_folder
-from twinrun.execution.engines import load_engine
-from twinrun.execution.interpreter import Interpreter
+from twinrun.execution.engines import Interpreter, load_engine
+from twinrun.execution.job_script import Task
 from twinrun.execution.launchers import load_launcher
-from twinrun.execution.ranks import METRICS, Launch, Ranks
+from twinrun.execution.ranks import METRICS, Launch
 from twinrun.execution.schedulers import load_scheduler
-from twinrun.execution.task import Task
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.protocol.allocation import Allocation
 from twinrun.protocol.job import STOPPED_FILE
@@ -60,7 +59,7 @@ def drive(workspace: Workspace, shown: list[dict[str, Any]], monkeypatch: pytest
 
     def run(script: Script, placement: PlacementStandIn = PlacementStandIn()) -> Allocation | None:  # noqa: B008 - frozen
         engine = FakeEngine(script, workspace)
-        ranks = Ranks(engine=engine, commands=commands_of(engine, workspace, EXTRA="1"))
+        ranks = commands_of(engine, workspace, EXTRA="1")
         folder = point_folder(workspace.run, placement.id)
         job: Any = RankJob(out=str(folder), metrics=str(workspace.run / METRICS))
         launch = Launch(placement=placement, script=workspace.root / "train.py", job=job)
@@ -228,5 +227,5 @@ def test_unknown_parts_are_refused_and_a_scheduler_and_a_site_fit() -> None:
         assert "did you mean" in str(caught.value)
     with pytest.raises(InputError, match="this machine is no site"):
         load_scheduler("local", site=SITE)
-    with pytest.raises(InputError, match="Slurm is at a site"):
+    with pytest.raises(InputError, match="slurm is at a site"):
         load_scheduler("slurm")

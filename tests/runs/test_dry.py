@@ -13,12 +13,11 @@ from tests.execution.placements import PlacementStandIn
 from tests.goldens import check_golden, laid_out
 from twinrun.execution.containers import Docker
 from twinrun.execution.engine import Engine, Workspace
-from twinrun.execution.image_file import Apptainer
-from twinrun.execution.interpreter import Interpreter
+from twinrun.execution.engines import Apptainer, Interpreter
+from twinrun.execution.job_script import RUN_FOLDER
 from twinrun.execution.launchers import load_launcher
-from twinrun.execution.ranks import Launch, RankCommands
+from twinrun.execution.ranks import Launch, Ranks
 from twinrun.execution.schedulers import load_scheduler
-from twinrun.execution.shell import RUN_FOLDER
 from twinrun.manifests.vendor import Vendor, load_vendors
 from twinrun.runs.prepared import PRINTED
 
@@ -46,8 +45,8 @@ def two_nodes(engine: str, vendor: Vendor) -> str:
         renderer = Docker(image="twinrun/stack:0123456789ab", vendor=vendor, workspace=workspace)
     if engine == "apptainer":
         renderer = Apptainer(file=Path("/shared/stack.sif"), vendor=vendor, workspace=workspace)
-    commands = RankCommands(
-        renderer=renderer,
+    commands = Ranks(
+        engine=renderer,
         launcher=load_launcher("torchrun"),
         scheduler=load_scheduler("local"),
         workspace=workspace,
@@ -71,7 +70,7 @@ def test_two_nodes_are_the_golden_ones(engine: str, vendor: str, monkeypatch: py
     monkeypatch.setattr(os, "getuid", lambda: 1234)
     monkeypatch.setattr(os, "getgid", lambda: 1234)
     monkeypatch.setenv("TWINRUN_CACHE", "/cache")
-    monkeypatch.setattr("twinrun.execution.schedulers.local.Local.first_node", "node17")
+    monkeypatch.setattr("twinrun.execution.schedulers.Local.first_node", "node17")
     like = "" if vendor == WHOLE or engine == "venv" else f"two-nodes-{engine}-{WHOLE}.json"
     check_golden(
         f"two-nodes-{engine}-{vendor}.json", two_nodes(engine, load_vendors(ROOT)[vendor]), like=like

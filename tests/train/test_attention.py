@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tests.ranks import environment, run_ranks
 from tests.train.small import ROOT, SHAPE, TRAINING, MakeJob, job_file
 from tests.train.test_scaling import run_here
-from twinrun.execution.kernels import package_folders
+from twinrun.execution.environment import package_folders
 from twinrun.foundation.errors import MachineError
 from twinrun.protocol.training import TrainingResult
 from twinrun.train.attention import KERNELS, alibi_slopes, fastest, fused, only, written_out

@@ -21,10 +21,10 @@ from tests.execution.placements import PlacementStandIn
 from tests.train.small import LAYOUTS as SCRIPT
 from tests.train.small import ROOT, SHAPE, MakeJob
 from twinrun.execution.engine import Workspace, point_folder
+from twinrun.execution.engines import Interpreter
 from twinrun.execution.failures import rank_states
-from twinrun.execution.interpreter import Interpreter
 from twinrun.execution.launchers import load_launcher
-from twinrun.execution.ranks import METRICS, Launch, RankCommands, Ranks
+from twinrun.execution.ranks import METRICS, Launch, Ranks
 from twinrun.execution.schedulers import load_scheduler
 from twinrun.foundation.errors import RunError
 from twinrun.protocol.layout import PROCESSOR_RANKS, Layout
@@ -85,15 +85,14 @@ def test_a_rank_that_is_killed_is_named(make_job: MakeJob, tmp_path: Path, layou
 def ranks(run: Path) -> Ranks:
     workspace = Workspace(root=ROOT, run=run, data=run)
     engine = Interpreter(python=sys.executable, workspace=workspace)
-    commands = RankCommands(
-        renderer=engine,
+    return Ranks(
+        engine=engine,
         launcher=load_launcher("torchrun"),
         scheduler=load_scheduler("local"),
         workspace=workspace,
         cores=1,
         variables={},
     )
-    return Ranks(engine=engine, commands=commands)
 
 
 def left(folder: Path) -> list[str]:

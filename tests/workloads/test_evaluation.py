@@ -116,7 +116,7 @@ def test_a_model_that_is_there_is_trained_on_nothing() -> None:
     made = plan("mpt-chinchilla", scale="node", settings=(GIVEN,))
     described = load_workload("evaluation").describe(made.part, made.points)
     assert described.subject == "cerebras/Cerebras-GPT-1.3B@000000000000, 6 tasks"
-    assert (described.data, described.identity, described.modules) == (None, {}, ())
+    assert (described.data, described.identity) == (None, {})
     assert described.documents is not None
     marks = made.description.marks(PROJECT.recipe("mpt-chinchilla").published.fingerprint)
     own = {name: value for name, value in marks.items() if name.startswith("model.")}

@@ -9,10 +9,10 @@ from rich.console import Group
 
 from twinrun.cli.console import Out, Shown, demand_with, demand_without, tell
 from twinrun.execution.engine import log_folder
-from twinrun.execution.schedulers import client_of, load_scheduler
+from twinrun.execution.ranks import FOLDER, Pending, all_pending
+from twinrun.execution.schedulers import client_of
 from twinrun.execution.site_checks import check_site, describe
 from twinrun.execution.site_qualification import contradictions, qualification_file
-from twinrun.execution.task import FOLDER, Pending, all_pending
 from twinrun.foundation.cache import SHIPPED, project_root, runs_folder
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.foundation.files import write_atomically
@@ -161,7 +161,7 @@ def _waiting(folder: Path) -> Shown:
 def _state(run: Path, one: Pending) -> str:
     """Return in words whether a job has ended."""
     try:
-        scheduler = load_scheduler(one.scheduler, site=load_site(project_root(), one.site))
+        scheduler = client_of(load_site(project_root(), one.site))
         submission = scheduler.adopt(one.handle, point=one.point, logs=log_folder(run, one.point))
         if submission.poll() is not None:
             return "ended, --resume collects it"

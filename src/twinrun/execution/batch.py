@@ -6,19 +6,20 @@ import contextlib
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
-from twinrun.execution import shell
-from twinrun.execution.job_script import LOG, SCRIPT, SET_UP_FAILED, STATUS_FILE, Dialect, JobScript
-from twinrun.execution.task import Abilities, SchedulerSilentError, Start, Task
+from twinrun.execution.job_script import LOG, SET_UP_FAILED, STATUS_FILE, Dialect, JobScript, Start, Task
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.processes import end_of, last_lines, read_output
 from twinrun.manifests.cluster import LoadedSite
 
+_SCRIPT = "job.sh"
 _ANSWER_SECONDS = 60
 # A scheduler that restarts is silent for a moment; one that stays away is gone.
 PATIENCE_SECONDS = 60.0
@@ -27,11 +28,14 @@ CANCEL_SECONDS = 90.0
 # A shared folder may show the status later than the scheduler forgets the job.
 _SETTLE_SECONDS = 5.0
 # Jobs that somebody or something else has ended, and that may go on; and those whose node went.
-_STOPPED = ("CANCELLED", "PREEMPTED", "TIMEOUT", "DEADLINE", "REVOKED")
-_LOST = ("NODE_FAIL", "BOOT_FAIL")
-# Slurm and munge say this of a key or clock unlike the controller's, and of a munge that does not run.
-_DISTRUST = re.compile(r"authentication error|munge (en|de)code failed|invalid credential", re.IGNORECASE)
+STOPPED = ("CANCELLED", "PREEMPTED", "TIMEOUT", "DEADLINE", "REVOKED")
+LOST = ("NODE_FAIL", "BOOT_FAIL")
 ENDLESS = float("1e18")
+_AGAIN = "the same command with --resume runs the points that are left"
+
+
+class SchedulerSilentError(RunError):
+    """A scheduler does not answer; what it was given may still run."""
 
 
 class JobState(Frozen):
@@ -71,19 +75,15 @@ class BatchScheduler(Dialect):
     name: str
     title: str
     """The product, in messages."""
-    abilities = Abilities()
+    abilities: tuple[str, ...] = ()
+    """What its allocation offers beside a command on each node: `steps`, where srun starts one process for
+    each rank in it; `hosts`, where its script writes the hosts of a job to a file, for a starter of MPI."""
     leaves_status = False
     """Whether a job has ended when its script has left a status, whatever the scheduler says."""
     cancel_words: tuple[str, ...] = ("qdel",)
-    first_node, port = f"${shell.FIRST_NODE}", f"${shell.PORT}"
-    """Variables of the script with the first node, and with a port of the job's own."""
 
-    def __init__(self, *, site: LoadedSite | None) -> None:
-        """Take a site; raises InputError without one."""
-        if site is None:
-            hint = "add --cluster SITE, of cluster.toml; `invoke cluster up` makes the site `local`"
-            place = f"--scheduler {self.name}"
-            raise InputError(f"{self.title} is at a site", place=place, found="no --cluster", hint=hint)
+    def __init__(self, *, site: LoadedSite) -> None:
+        """Take a site."""
         self.site = site
 
     # What each scheduler says in its own words.
@@ -101,7 +101,7 @@ class BatchScheduler(Dialect):
         raise NotImplementedError
 
     def version(self) -> str:
-        """Return what the scheduler says of itself; raises RunError where it does not answer."""
+        """Return what the scheduler says of itself; raises MachineError where it does not answer."""
         raise NotImplementedError
 
     def longest(self, partition: str | None) -> tuple[str, float]:
@@ -109,7 +109,7 @@ class BatchScheduler(Dialect):
         return partition or "any", ENDLESS
 
     def state(self, number: str) -> JobState | None:
-        """Return the state of a job, None where the scheduler does not know it; raises RunError."""
+        """Return the state of a job, None where the scheduler does not know it; raises MachineError."""
         return next((job for job in self.all_jobs() if job.id == number), None)
 
     def host_names(self, nodes: str) -> tuple[str, ...]:
@@ -121,12 +121,8 @@ class BatchScheduler(Dialect):
         return None
 
     def judged(self) -> str | None:
-        """Let the scheduler judge a job without queueing it; None where it cannot. Raises RunError."""
+        """Let the scheduler judge a job without queueing it; None where it cannot. Raises MachineError."""
         return None
-
-    def setting(self, name: str) -> str:
-        """Return a setting of the scheduler, empty where it has none of the name."""
-        return ""
 
     def faults(self) -> str:
         """Return in words which nodes are out of service."""
@@ -138,8 +134,7 @@ class BatchScheduler(Dialect):
         """Return what a command of the scheduler prints.
 
         Raises:
-            RunError: it refuses, in its own words, or does not answer.
-            MachineError: it cannot be started, or the scheduler does not know this machine.
+            MachineError: it cannot be started, refuses, in its own words, or does not answer.
         """
         command, place = (*self.site.site.client, *arguments), self.site.place
         if shutil.which(command[0]) is None:
@@ -149,8 +144,16 @@ class BatchScheduler(Dialect):
             return read_output(command, variables={}, folder=Path.cwd(), seconds=_ANSWER_SECONDS)
         except RunError as error:
             text = str(error.found or error.message).strip()
-            kind = MachineError if _DISTRUST.search(text) else RunError
-            raise kind(f"{self.title} refuses", place=arguments[0], found=text) from None
+            raise MachineError(f"{self.title} refuses", place=arguments[0], found=text) from None
+
+    def told(self, read: Callable[[str], Any], *command: str) -> Any:
+        """Return what a command prints, as `read` reads it; raises MachineError where it cannot."""
+        printed = self.ask(*command)
+        try:
+            return read(printed)
+        except (ValueError, LookupError, AttributeError, SyntaxError):
+            message, place = f"this is no answer of {self.title}", " ".join(command)
+            raise MachineError(message, place=place, found=printed[:200]) from None
 
     def demand(self) -> None:
         """Raise InputError where jobs would get no device."""
@@ -170,26 +173,18 @@ class BatchScheduler(Dialect):
         return [one for one in nodes if not (name and one.partitions) or name in one.partitions]
 
     def end(self, number: str) -> None:
-        """End a job; raises RunError where the scheduler refuses."""
+        """End a job; raises MachineError where the scheduler refuses."""
         self.ask(*self.cancel_words, number)
 
     def size(self) -> int:
         """Return how many nodes are up; raises MachineError where the scheduler does not answer."""
-        try:
-            return len({one.name for one in self.nodes()})
-        except RunError as error:
-            message = f"{self.title} does not answer"
-            raise MachineError(message, place=self.site.place, found=str(error.found).strip()) from None
+        return len({one.name for one in self.nodes()})
 
     def unusable(self, *, nodes: int) -> str | None:
         """Return why so many nodes cannot be had, or None."""
         found = self.size()
         many = f"the plan has points of up to {nodes} nodes, and {found} of the site are up"
         return many if nodes > found else None
-
-    def node_names(self, nodes: int) -> tuple[str, ...]:
-        """Return one variable: all nodes start the same command."""
-        return (f"${shell.NODE}",)
 
     def memory_gib(self, task: Task) -> int | None:
         """Return the memory of a node that a job asks for: its devices' share where others use the rest.
@@ -208,28 +203,25 @@ class BatchScheduler(Dialect):
 
     def script(self, task: Task, *, run: str, logs: str) -> str:
         """Return the script of `task`; pure."""
-        return JobScript(task=task, site=self.site, run=run, logs=logs, dialect=self).text()
+        return JobScript(task=task, run=run, logs=logs, dialect=self).text()
 
     def submit(self, task: Task, *, run: Path, logs: Path, start: Start) -> BatchJob:
         """Write the script of `task` to its logs and hand it to the scheduler.
 
         Raises:
             InputError: the scheduler refuses what cluster.toml says, or nodes do not see the run folder.
-            MachineError: the scheduler does not know this machine.
         """
         shared, place = self.site.site.shared, self.site.place
         if not any(run.is_relative_to(folder) for folder in shared):
-            hint, message = (
-                "choose a folder below one of them with --out",
-                "the nodes do not see the run folder",
-            )
-            raise InputError(message, place=f"{place}.shared", found=str(run), allowed=shared, hint=hint)
-        file, words = logs / SCRIPT, self.submit_words(run, logs)
+            hint = "choose a folder below one of them with --out"
+            message, found = "the nodes do not see the run folder", str(run)
+            raise InputError(message, place=f"{place}.shared", found=found, allowed=shared, hint=hint)
+        file, words = logs / _SCRIPT, self.submit_words(run, logs)
         write_atomically(file, self.script(task, run=str(run), logs=str(logs)))
         try:
             printed = self.ask(*words, str(file))
-        except RunError as error:
-            found, hint = str(error.found).strip(), f"the options are the first lines of {file}"
+        except MachineError as error:
+            found, hint = str(error.found or error.message), f"the options are the first lines of {file}"
             raise InputError(f"{words[0]} refuses the job", place=place, found=found, hint=hint) from None
         # Without the name of a federation's cluster.
         return self.adopt(printed.strip().partition(";")[0], point=task.point, logs=logs)
@@ -274,7 +266,7 @@ class BatchJob:
         try:
             left = scheduler.leaves_status and self._written() is not None
             state = None if left else scheduler.state(self.handle)
-        except (RunError, MachineError) as error:
+        except MachineError as error:
             if now - self._answered < PATIENCE_SECONDS:
                 return None
             found = str(error.found or error.message).strip()
@@ -283,7 +275,7 @@ class BatchJob:
             raise SchedulerSilentError(message, place=self._point, found=found, hint=hint) from None
         self._answered = now
         if state and not self._nodes:
-            with contextlib.suppress(RunError):
+            with contextlib.suppress(MachineError):
                 self._nodes = scheduler.host_names(state.nodes)
         if state and not state.ended:
             return None
@@ -310,18 +302,16 @@ class BatchJob:
         if status is None:
             found = f"{self._scheduler.title} does not know it: cancelled, out of time, or without its node"
             message = f"job {self.handle} ended without an exit status"
-            hint = "the same command with --resume starts the point again"
-            raise RunInterruptedError(message, place=self._point, found=found, hint=hint)
+            raise RunInterruptedError(message, place=self._point, found=found, hint=_AGAIN)
         return status
 
     def _status_of(self, state: JobState) -> int:
         late = state.limit_seconds - self._scheduler.site.site.signal_seconds - 1
-        if state.state in _STOPPED or (state.status and state.run_seconds >= late):
+        if state.state in STOPPED or (state.status and state.run_seconds >= late):
             found = f"{state.reason}, after {state.run_seconds:.0f} s on {state.nodes or 'no node'}"
-            hint = "the same command with --resume runs the points that are left"
             message = f"job {state.id} was ended: {state.state}"
-            raise RunInterruptedError(message, place=self._point, found=found, hint=hint)
-        if state.state in _LOST:
+            raise RunInterruptedError(message, place=self._point, found=found, hint=_AGAIN)
+        if state.state in LOST:
             found = f"of {state.nodes}: {self._scheduler.faults() or 'no node is down any more'}"
             hint = "after mending it, or with it in `exclude` of cluster.toml, --resume goes on"
             message = f"job {state.id} lost a node: {state.state}"
@@ -332,9 +322,9 @@ class BatchJob:
         """End the job and wait until its nodes are given back; one that has ended is no error."""
         deadline = time.monotonic() + CANCEL_SECONDS
         # A scheduler that is gone can be asked for nothing; its nodes end the job at its time limit.
-        with contextlib.suppress(RunError, MachineError):
+        with contextlib.suppress(MachineError):
             if not self._ended:
-                with contextlib.suppress(RunError):
+                with contextlib.suppress(MachineError):
                     self._scheduler.end(self.handle)
             while not self._ended and time.monotonic() < deadline:
                 state = self._scheduler.state(self.handle)

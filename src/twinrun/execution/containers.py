@@ -18,13 +18,13 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 from twinrun.execution.engine import PYTHON, Command, Container, Engine, NodeCommand, Say, Workspace
-from twinrun.execution.shell import FIRST_NODE
+from twinrun.execution.job_script import FIRST_NODE
 from twinrun.foundation.errors import MachineError, RunError
 from twinrun.foundation.files import sha256_of_bytes
-from twinrun.foundation.processes import GRACE_SECONDS, LocalProcess, end_of, last_lines, read_output
+from twinrun.foundation.processes import GRACE_SECONDS, LocalProcess, read_output
 from twinrun.manifests.image_identity import image_configuration
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Vendor
@@ -44,8 +44,6 @@ GUARD = (
 )
 # Adapters whose own protocol a process speaks to past the kernel.
 _INFINIBAND = ("/dev/infiniband",)
-# With which both programs say that they could start nothing.
-_REFUSED = (125, 126, 127)
 _ANSWER_SECONDS = 30
 _VARIABLES = {
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -55,47 +53,22 @@ _VARIABLES = {
 }
 
 
-class Program(NamedTuple):
-    """A program that runs containers, with what is its own."""
-
-    name: str
-    cgroup: tuple[str, str, str]
-    """See `Container`."""
-    rootless: str
-    """Template of `info` whose answer has the word `rootless` or `true` where root inside is the caller."""
-    gpus: bool
-    """Whether `--gpus` asks for a driver's devices; else each has a name (container device interface)."""
-
-
-_DRIVER = "{{.CgroupDriver}}", "cgroupfs", '--cgroup-parent "$parent"'
-DOCKER = Program("docker", _DRIVER, "{{json .SecurityOptions}}", gpus=True)
-_RUNTIME = "{{.Host.OCIRuntime.Name}}", "crun", "--cgroups=disabled"
-PODMAN = Program("podman", _RUNTIME, "{{.Host.Security.Rootless}}", gpus=False)
-
-
 class ContainerEngine(Engine):
-    """A stack's image, each command a container of a program that `program` is."""
+    """A stack's image, each command a container of its own."""
 
     RUNS_IMAGES = ADDS_GROUPS = True
-    program: ClassVar[Program]
+    program: ClassVar[str]
+    cgroup: ClassVar[tuple[str, str, str]]
+    """See `Container`."""
+    rootless: ClassVar[str]
+    """Template of `info` whose answer has the word `rootless` or `true` where root inside is the caller."""
+    gpus = False
+    """Whether `--gpus` asks for a driver's devices; else each has a name (container device interface)."""
 
-    def __init__(self, *, image: str, vendor: Vendor, workspace: Workspace, own: bool = False) -> None:
-        """Take an image and the folders of its containers.
-
-        Args:
-            own: the image is the user's, and starts another program than its interpreter.
-        """
+    def __init__(self, *, image: str, vendor: Vendor, workspace: Workspace) -> None:
+        """Take an image and the folders of its containers; they are a daemon's that runs as root."""
         self._image, self._vendor, self._workspace = image, vendor, workspace
-        self._entry = ("--entrypoint", PYTHON) if own else ()
         self._user = f"{os.getuid()}:{os.getgid()}"
-        # The inner of two folders first.
-        names: dict[str, Path | None] = {
-            "run": workspace.run,
-            "data": workspace.data,
-            "project": workspace.root,
-        }
-        names |= {"recipe": workspace.recipe, "source": workspace.source, "checkpoints": workspace.place}
-        self._mounts = {folder: f"/twinrun/{name}" for name, folder in names.items() if folder}
 
     @classmethod
     def unusable(cls, *, stack: LoadedStack, vendor: Vendor) -> str | None:
@@ -109,8 +82,7 @@ class ContainerEngine(Engine):
     @classmethod
     def renderer(cls, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace) -> Self:
         """Return what writes the commands of a daemon that runs as root."""
-        own = stack.own_image is not None
-        return cls(image=stack.image(), vendor=vendor, workspace=workspace, own=own)
+        return cls(image=stack.image(), vendor=vendor, workspace=workspace)
 
     @classmethod
     def open_engine(cls, *, stack: LoadedStack, vendor: Vendor, workspace: Workspace, say: Say) -> Self:
@@ -119,12 +91,11 @@ class ContainerEngine(Engine):
         Raises:
             MachineError: no engine answers, or it does not have the image.
         """
-        image, own = cls._found(stack), stack.own_image is not None
-        return cls(image=image, vendor=vendor, workspace=workspace, own=own).opened()
+        return cls(image=cls._found(stack), vendor=vendor, workspace=workspace).opened()
 
     def opened(self) -> Self:
         """Return the engine, which knows now who runs in its containers, and the image's ID."""
-        told = self.ask("info", "--format", self.program.rootless)
+        told = self.ask("info", "--format", self.rootless)
         # Root in them is the caller.
         self._user = "0:0" if "rootless" in told or "true" in told else self._user
         self.image_digest = self.image_id(self._image)
@@ -132,10 +103,10 @@ class ContainerEngine(Engine):
 
     def inside(self, path: Path) -> str:
         """Return where `path`, in one of the workspace's folders, is mounted."""
-        for host, mounted in self._mounts.items():
-            if path.is_relative_to(host):
-                return str(Path(mounted) / path.relative_to(host))
-        raise AssertionError(f"{path} is not mounted")
+        fitting = [one for one in self._workspace.folders.items() if path.is_relative_to(one[1])]
+        # The inner of two folders.
+        name, host = max(fitting, key=lambda one: len(one[1].parts))
+        return str(Path("/twinrun", name) / path.relative_to(host))
 
     def render(self, command: Command) -> NodeCommand:
         """Return the `run` of `command`; never `--privileged`.
@@ -153,13 +124,13 @@ class ContainerEngine(Engine):
             **command.variables,
         }
         found = Container(
-            program=self.program.name,
+            program=self.program,
             image=self._image,
             arguments=command.arguments[1:],
             variables=variables,
             mounts=workspace.binds(self.inside, data=command.writes_data),
             groups_of=self._vendor.container.groups_of if nodes else (),
-            cgroup=self.program.cgroup,
+            cgroup=self.cgroup,
         )
         guard = (self._image, "-c", GUARD, "twinrun", *found.arguments)
         words = (found.program, "run", *self._options(command, found), *guard)
@@ -168,7 +139,6 @@ class ContainerEngine(Engine):
     def _options(self, command: Command, container: Container) -> Iterator[str]:
         access, nodes = self._vendor.container, self._workspace.nodes
         fabric = bool(nodes and nodes.infiniband)
-        yield from self._entry
         yield from ("--rm", "--interactive", "--init", "--read-only", "--cap-drop", "ALL")
         yield from ("--security-opt", "no-new-privileges", "--user", self._user, "--shm-size", SHARED_MEMORY)
         yield from ("--label", f"{LABEL}=run", "--tmpfs", f"/tmp:rw,exec,size={TEMPORARY_SIZE}")  # noqa: S108
@@ -188,7 +158,7 @@ class ContainerEngine(Engine):
             yield from ("--ulimit", "memlock=-1:-1")
         for group in nodes.groups if nodes else _groups(self._vendor):
             yield from ("--group-add", str(group))
-        if access.driver and self.program.gpus:
+        if access.driver and self.gpus:
             # The command line is split at commas, and a list inside it is quoted; it adds `gpu` by itself.
             asked = ",".join(name for name in access.capabilities if name != "gpu")
             yield from ("--gpus", f'driver={access.driver},count=all,"capabilities={asked}"')
@@ -198,14 +168,14 @@ class ContainerEngine(Engine):
             yield from ("--env", f"{name}={value}")
         yield from ("--workdir", WORKING_FOLDER, "--entrypoint", "/bin/sh")
 
-    def start(self, command: NodeCommand, *, log: Path) -> RunningContainer:
+    def start(self, command: NodeCommand, log: Path) -> RunningContainer:
         """Start `command` in a new container, whose output comes into `log` as it is printed."""
-        return RunningContainer(self.program.name, command, log)
+        return RunningContainer(command, log)
 
     @classmethod
     def ask(cls, *arguments: str) -> str:
         """Return what the program answers; raises RunError in its words, MachineError without an answer."""
-        name = cls.program.name
+        name = cls.program
         if shutil.which(name) is None:
             raise MachineError(f"{name} is not installed", hint="or use --engine venv")
         try:
@@ -227,7 +197,7 @@ class ContainerEngine(Engine):
         """
         (found,) = json.loads(cls.ask("image", "inspect", image))
         stores = ("info", "--format", "{{json .DriverStatus}}")
-        if cls.program is PODMAN or "io.containerd" not in cls.ask(*stores):
+        if cls.program == "podman" or "io.containerd" not in cls.ask(*stores):
             return f"sha256:{str(found['Id']).removeprefix('sha256:')}"
         lines = cls.ask("history", "--no-trunc", "--format", "{{json .}}", image).splitlines()
         configuration = image_configuration(
@@ -243,7 +213,7 @@ class ContainerEngine(Engine):
     def _found(cls, stack: LoadedStack) -> str:
         """Return the image under the stack's tag, else that of its ID: pulled by digest it has no tag."""
         words, known = ("images", "--no-trunc", "--quiet", "--filter"), stack.known_ids()
-        place, build = f"--engine {cls.program.name}", f"`invoke build --stack {stack.stack.name}`"
+        place, build = f"--engine {cls.program}", f"`invoke build --stack {stack.stack.name}`"
         image = stack.image()
         if not cls.ask(*words, f"reference={image}").split():
             others = cls.ask(*words, f"label={stack.inputs_label()}").split() if known else []
@@ -261,47 +231,38 @@ class ContainerEngine(Engine):
 class Docker(ContainerEngine):
     """Containers of Docker."""
 
-    program = DOCKER
+    program, gpus, rootless = "docker", True, "{{json .SecurityOptions}}"
+    cgroup = ("{{.CgroupDriver}}", "cgroupfs", '--cgroup-parent "$parent"')
 
 
 class Podman(ContainerEngine):
     """Containers of Podman."""
 
-    program = PODMAN
+    program, rootless = "podman", "{{.Host.Security.Rootless}}"
+    cgroup = ("{{.Host.OCIRuntime.Name}}", "crun", "--cgroups=disabled")
 
 
 class RunningContainer(LocalProcess):
     """A started container; nothing of it outlives `stop`, nor this process by more than the time of grace."""
 
-    def __init__(self, program: str, command: NodeCommand, log: Path) -> None:
-        self._program, self._log = program, log
-        self._name = f"twinrun-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        run, *options = command.arguments[1:]
-        reader, self._held = os.pipe()
-        try:
-            os.write(self._held, b"%d\n" % GRACE_SECONDS)
-            words, folder = (program, run, "--name", self._name, *options), command.folder
-            super().__init__(words, variables=command.variables, folder=folder, log=log, stdin=reader)
-        finally:
-            os.close(reader)
-
-    def poll(self) -> int | None:
-        """Return the exit status, or None while it runs; raises MachineError where nothing was started."""
-        if (status := super().poll()) in _REFUSED:
-            message, found = "cannot run a container of this image", last_lines(end_of(self._log), 4)
-            place, hint = f"--engine {self._program}", "see the daemon's log"
-            raise MachineError(f"{self._program} {message}", place=place, found=found, hint=hint)
-        return status
+    def __init__(self, command: NodeCommand, log: Path) -> None:
+        program, run, *options = command.arguments
+        name = f"twinrun-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._remove = (program, "rm", "--force", name)
+        reader, writer = os.pipe()
+        self._held = os.fdopen(writer, "wb", buffering=0)
+        with os.fdopen(reader) as given:
+            self._held.write(b"%d\n" % GRACE_SECONDS)
+            words, self.stdin = (program, run, "--name", name, *options), given.fileno()
+            super().__init__(words, variables=command.variables, folder=command.folder, log=log)
 
     def stop(self) -> None:
         """End the container, politely first, and remove it."""
         try:
             super().stop()
         finally:
-            if self._held >= 0:
-                os.close(self._held)
-                self._held = -1
-            subprocess.run([self._program, "rm", "--force", self._name], capture_output=True, check=False)
+            self._held.close()
+            subprocess.run(self._remove, capture_output=True, check=False)
 
 
 def _utc(time: str) -> str:

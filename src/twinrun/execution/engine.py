@@ -47,11 +47,18 @@ class Workspace(Frozen):
     def binds(self, inside: Callable[[Path], str], *, data: bool) -> tuple[Bind, ...]:
         """Return what a container sees, the outer of two folders first; `data`: it may write to data sets."""
         writable = {self.run, self.place, *([self.data] if data else [])}
-        folders = filter(None, (self.root, self.data, self.run, self.recipe, self.source, self.place))
         own = [
-            Bind(host=str(one), inside=inside(one), mode="rw" if one in writable else "ro") for one in folders
+            Bind(host=str(one), inside=inside(one), mode="rw" if one in writable else "ro")
+            for one in self.folders.values()
         ]
         return (*own, *(self.nodes.bound if self.nodes else ()))
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """What processes see, by what it is."""
+        named = {"project": self.root, "data": self.data, "run": self.run, "recipe": self.recipe}
+        named |= {"source": self.source, "checkpoints": self.place}
+        return {name: folder for name, folder in named.items() if folder}
 
     @property
     def search_path(self) -> tuple[Path, ...]:
@@ -62,11 +69,6 @@ class Workspace(Frozen):
 def point_folder(run: Path, point: str) -> Path:
     """Return the folder that the ranks of `point` write to."""
     return run / "points" / point
-
-
-def job_file(run: Path, point: str) -> Path:
-    """Return the file that tells the ranks of `point` what to do."""
-    return point_folder(run, point) / "job.json"
 
 
 def stop_file(run: Path, point: str) -> Path:
@@ -161,7 +163,7 @@ class Engine:
         """Return what happened to files of an environment since it was installed; an image has its digest."""
         return {}
 
-    def start(self, command: NodeCommand, *, log: Path) -> LocalProcess:
+    def start(self, command: NodeCommand, log: Path) -> LocalProcess:
         """Start on this machine what `render` returned, with its output in `log`."""
         return LocalProcess(command.arguments, variables=command.variables, folder=command.folder, log=log)
 
@@ -179,7 +181,7 @@ def run_to_end(engine: Engine, command: Command, *, log: Path, waiting: Callable
     """
     started = time.monotonic()
     due = started + _WAITING_SECONDS
-    running = engine.start(engine.render(command), log=log)
+    running = engine.start(engine.render(command), log)
     try:
         while (status := running.poll()) is None:
             time.sleep(_POLL_SECONDS)

@@ -6,11 +6,11 @@ import contextlib
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from twinrun.execution.engine import log_folder, point_folder
-from twinrun.execution.launchers import Culprit, node_logs
+from twinrun.execution.launchers import Launcher, node_logs
 from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.foundation.manifest import load_json
 from twinrun.foundation.processes import end_of, last_lines
@@ -23,15 +23,16 @@ _HANG = re.compile(r"^Timeout \(\d+:\d\d:\d\d", re.MULTILINE)
 _PLACE = re.compile(r"\(most recent call first\):\n\s*File (.+)$", re.MULTILINE)
 # A rank that has not written for so many intervals, while others have, was stopped or lost its machine.
 _QUIET_INTERVALS = 5
+_GONE = "its process was stopped, or its machine is gone"
 # So long a file system may hide what was written.
 _STALE_SECONDS, _FRESH_SECONDS, _LOOK_SECONDS = 45.0, 20.0, 2.0
 # How srun names the command of a node that ended badly.
 _AGENT = re.compile(r"^srun: error: (\S+): task \d+: (.+)$", re.MULTILINE)
-CulpritReader = Callable[[Sequence[str]], Culprit | None]
+_HINT = "after mending the cause, --resume goes on"
 
 
 def failure_of(
-    placement: Placement, run: Path, logs: Sequence[Path], *, culprit: CulpritReader, status: int
+    placement: Placement, run: Path, logs: Sequence[Path], *, launcher: Launcher, status: int
 ) -> TwinrunError | None:
     """Return what to say of a launch that ended with `status`; None where a device ran out of memory.
 
@@ -40,46 +41,43 @@ def failure_of(
 
     Args:
         logs: files that the commands of the nodes print to.
-        culprit: the launcher's, which finds in them the rank that failed first.
+        launcher: finds in them the rank that failed first.
     """
-    point, folder = placement.id, log_folder(run, placement.id)
-    states, texts = rank_states(point_folder(run, point)), [end_of(log) for log in logs]
-    if error := hang(states, point=point, logs=folder, placement=placement):
+    states, texts = rank_states(point_folder(run, placement.id)), [end_of(log) for log in logs]
+    if error := hang(states, placement, log_folder(run, placement.id)):
         return error
-    failed = culprit(texts)
+    failed = launcher.culprit(texts)
     if failed is None:
         agents = [f"the agent of {host}: {end}" for text in texts for host, end in _AGENT.findall(text)]
         cut = [described(one) for one in _mute(states) or states if one.end is None]
         found = "; ".join([*agents[:1], *cut[:1]]) + (last_lines("\n".join(texts)) or "the log is empty")
         message = f"the ranks could not be started or ended with {_end(status)}"
         hint = f"the whole log is {', '.join(map(str, logs)) or 'empty'}"
-        return RunError(message, place=point, found=found, hint=hint)
+        return RunError(message, place=placement.id, found=found, hint=hint)
     if failed.status == OUT_OF_MEMORY:
         return None
+    log = _log_of(log_folder(run, placement.id), placement, failed.rank) or logs[0]
     where = "".join(described(one) for one in states if one.rank == failed.rank)
-    log = _log_of(folder, placement, failed.rank) or logs[0]
     message = f"rank {failed.rank} of {placement.world_size} failed with {_end(failed.status)}"
-    found = last_lines(end_of(log)) or "the log is empty"
+    found = where + (last_lines(end_of(log)) or "the log is empty")
     killed = "memory may have run out; " if failed.status == -signal.SIGKILL else ""
-    hint = f"the whole log is {log}; {killed}after mending the cause, --resume goes on"
-    kinds = {REFUSED: MachineError, STOPPED: RunInterruptedError}
-    kind = kinds.get(failed.status, RunError)
-    return kind(message, place=point, found=where + found, hint=hint)
+    kind = {REFUSED: MachineError, STOPPED: RunInterruptedError}.get(failed.status, RunError)
+    return kind(message, place=placement.id, found=found, hint=f"the whole log is {log}; {killed}{_HINT}")
 
 
 class Pulses:
     """When the ranks of a point last wrote their pulse, by the clock of this machine."""
 
-    def __init__(self, folder: Path, *, point: str, here: bool) -> None:
-        """Take the folder of a point; `here`: its ranks are processes of this machine."""
-        self._folder, self._point, self._here = folder / PULSE, point, here
+    def __init__(self, folder: Path, *, point: str) -> None:
+        """Take the folder of a point."""
+        self._folder, self._point = folder / PULSE, point
         self._seen: dict[Path, tuple[int, float]] = {}
         self._looked = 0.0
 
     def demand_fresh(self) -> None:
         """Raise RunError with host and rank where one was stopped, or its machine says nothing any more.
 
-        Of another machine that is told only while others write: a file system that hangs is no rank's fault.
+        That is told only while others write: a file system that hangs is no rank's fault.
         """
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
@@ -89,26 +87,13 @@ class Pulses:
             with contextlib.suppress(FileNotFoundError):
                 if self._seen.get(file, (0, 0.0))[0] != (written := file.stat().st_mtime_ns):
                     self._seen[file] = written, now
-        ages = {file: now - at for file, (_, at) in self._seen.items()}
-        fresh = self._here or min(ages.values(), default=0.0) < _FRESH_SECONDS
-        for file in (file for file, age in ages.items() if fresh and age > _STALE_SECONDS and file.exists()):
+        ages = {file: now - at for file, (_, at) in self._seen.items() if file.exists()}
+        fresh = min(ages.values(), default=0.0) < _FRESH_SECONDS
+        for file in (file for file, age in ages.items() if fresh and age > _STALE_SECONDS):
             state = load_json(file, RankState)
-            if state.end is None and not (self._here and _works(state)):
-                hint = "after mending the cause, --resume goes on"
+            if state.end is None:
                 message = f"rank {state.rank} on {state.host} has said nothing for {ages[file]:.0f} s"
-                found = f"{described(state)}; its process was stopped, or its machine is gone"
-                raise RunError(message, place=self._point, found=found, hint=hint)
-
-
-def _works(state: RankState) -> bool:
-    """Say whether the process of a rank is seen here and was not stopped: it may hold its interpreter."""
-    process = Path(f"/proc/{state.pid}")
-    with contextlib.suppress(OSError):
-        if b"--job" in (process / "cmdline").read_bytes().split(b"\0"):
-            status = (process / "stat").read_text(encoding="utf-8", errors="replace")
-            # How the kernel calls the state of a process that was stopped, or is traced.
-            return status.rpartition(")")[2].split()[0] not in ("T", "t")
-    return False
+                raise RunError(message, place=self._point, found=f"{described(state)}; {_GONE}", hint=_HINT)
 
 
 def _end(status: int) -> str:
@@ -118,15 +103,15 @@ def _end(status: int) -> str:
     return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
-def with_last_words(error: RunError, *, run: Path, point: str) -> RunError:
+def with_last_words(error: RunError, *, run: Path, placement: Placement) -> RunError:
     """Return the error of a scheduler with what is known of the ranks."""
-    states = rank_states(point_folder(run, point))
-    found = hang(states, point=point, logs=log_folder(run, point))
+    states = rank_states(point_folder(run, placement.id))
     told, alive = str(error.found or "").strip(), [one for one in states if one.end is None]
     # A job that ends with its node silences all ranks at once: the scheduler's words name the host.
     lost = [one for one in alive if re.search(rf"\b{re.escape(one.host)}\b", told)]
+    found = hang(states, placement, log_folder(run, placement.id))
     words = str(found.found) if found else "; ".join(map(described, _mute(states) or lost or alive))
-    both = "; ".join(text for text in (told, words) if text)
+    both = "; ".join(filter(None, (told, words)))
     return RunError(error.message, place=error.place, found=both, hint=error.hint)
 
 
@@ -139,20 +124,18 @@ def rank_states(folder: Path) -> list[RankState]:
     return sorted(found, key=lambda one: one.rank)
 
 
-def hang(
-    states: Sequence[RankState], *, point: str, logs: Path, placement: Placement | None = None
-) -> RunError | None:
+def hang(states: Sequence[RankState], placement: Placement, logs: Path) -> RunError | None:
     """Return what to say where a rank ended itself because it made no progress, else None."""
     working = [one for one in states if one.end is None]
     if not working or not any(_HANG.search(end_of(log)) for log in logs.rglob("*.log")):
         return None
     rank, reason = _first_to_hang(working)
-    log = placement and _log_of(logs, placement, rank.rank)
+    log = _log_of(logs, placement, rank.rank)
     # The main thread is the last of a traceback.
     place = "".join(f"; in {one}" for one in _PLACE.findall(end_of(log))[-1:]) if log else ""
     message = f"the ranks made no progress for {rank.limit:.0f} s and were killed"
-    hint = f"the logs in {logs} have each thread's traceback; after mending the cause, --resume goes on"
-    return RunError(message, place=point, found=f"{described(rank)}; {reason}{place}", hint=hint)
+    hint = f"the logs in {logs} have each thread's traceback; {_HINT}"
+    return RunError(message, place=placement.id, found=f"{described(rank)}; {reason}{place}", hint=hint)
 
 
 def described(state: RankState) -> str:
@@ -163,16 +146,17 @@ def described(state: RankState) -> str:
 
 def _first_to_hang(working: Sequence[RankState]) -> tuple[RankState, str]:
     """Return the rank that the others waited for, as far as that can be told, and why it is that one."""
-    if mute := _mute(working):
-        return mute[0], "its process was stopped, or its machine is gone"
     cut = [one for one in working if one.reaches_first is False]
     hosts, cut_hosts = {one.host for one in working}, {one.host for one in cut}
-    if cut and 2 * len(cut_hosts) <= len(hosts):
-        return cut[0], "its machine does not reach that of rank 0"
-    if cut:
-        return working[0], f"its machine is not reached from {', '.join(sorted(cut_hosts))}"
+    few, many = (cut, []) if 2 * len(cut_hosts) <= len(hosts) else ([], working)
     last = min(working, key=lambda one: (one.step, one.since))
-    return last, f"it is the first of {len(working)} that fell silent"
+    reasons = (
+        (_mute(working), _GONE),
+        (few, "its machine does not reach that of rank 0"),
+        (many, f"its machine is not reached from {', '.join(sorted(cut_hosts))}"),
+        ([last], f"it is the first of {len(working)} that fell silent"),
+    )
+    return next((found[0], reason) for found, reason in reasons if found)
 
 
 def _mute(states: Sequence[RankState]) -> list[RankState]:

@@ -7,12 +7,14 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from twinrun.execution import shell
 from twinrun.execution.engine import PYTHON, Command
-from twinrun.execution.task import Abilities
+from twinrun.execution.job_script import FIRST_NODE, HOSTS, LOCAL_RANK, NODE, RANK
 from twinrun.foundation.errors import require_known
 from twinrun.protocol.allocation import Placement
 from twinrun.protocol.job import OUT_OF_MEMORY
+
+# As a shell calls what ended a process.
+_SIGNALS = {str(signal.strsignal(one)): int(one) for one in signal.valid_signals() if one < signal.SIGRTMIN}
 
 
 class Rendezvous(NamedTuple):
@@ -24,6 +26,8 @@ class Rendezvous(NamedTuple):
     """A number, or the variable of a script that has it."""
     id: str
     """Unlike that of every other start."""
+    logs: str
+    """Folder for a log of each rank, as the ranks see it."""
 
 
 class Culprit(NamedTuple):
@@ -38,39 +42,38 @@ class Launcher:
     """One that starts every rank itself, from the first node."""
 
     IDENTITY: tuple[str, str] | None = None
-    """Variables with the rank of a process and its rank on its node, where `starter` starts the ranks."""
+    """Variables with the rank of a process and its rank on its node, where the starter starts the ranks."""
+    NEEDS: tuple[str, str] | None = None
+    """The ability that a scheduler must have, and what is said of one without it."""
+    STARTER: tuple[str, ...] = ()
+    """Words that start a command for every rank from the first node; empty for one a node."""
+    ENDED: re.Pattern[str]
+    """Finds in the outputs of nodes a rank, and its `status` or `signal`."""
 
-    def unusable(self, abilities: Abilities) -> str | None:
+    def unusable(self, abilities: Sequence[str]) -> str | None:
         """Return why ranks cannot be started on what a scheduler with these abilities gives, or None."""
-        return None
+        return self.NEEDS[1] if self.NEEDS and self.NEEDS[0] not in abilities else None
 
     def starter(self, placement: Placement, *, cores: int) -> tuple[str, ...]:
-        """Return the words that start a command for every rank from the first node; empty for one a node.
+        """Return the words of the starter for a placement.
 
         Args:
             cores: CPU cores of each rank.
         """
-        return ()
+        told = {"ranks": placement.world_size, "nodes": placement.nodes, "each": placement.devices_per_node}
+        return tuple(word.format(**told, cores=cores) for word in self.STARTER)
 
     def render(
-        self,
-        command: Command,
-        *,
-        placement: Placement,
-        node: str,
-        rendezvous: Rendezvous,
-        logs: str,
-        cores: int,
+        self, command: Command, meeting: Rendezvous, *, placement: Placement, node: str, cores: int
     ) -> Command:
         """Return what the stack runs on one node so that every rank of it runs `command`; pure.
 
         Args:
             node: place of the node among those of the allocation, or what stands for it.
-            logs: folder for a log of each rank, as the ranks see it.
             cores: CPU cores of each rank.
         """
         assert command.arguments[0] == PYTHON
-        words, own = self.inside(placement, node, rendezvous, logs)
+        words, own = self.inside(placement, node, meeting)
         # Threads that spin while they wait take the cores from whatever else runs here: with two busy
         # processes beside it, one CPU rank took 2.2 s a step instead of 0.37.
         threads = {"OMP_NUM_THREADS": str(cores), "OMP_WAIT_POLICY": "PASSIVE"}
@@ -81,44 +84,51 @@ class Launcher:
         )
 
     def inside(
-        self, placement: Placement, node: str, rendezvous: Rendezvous, logs: str
+        self, placement: Placement, node: str, meeting: Rendezvous
     ) -> tuple[tuple[str, ...], dict[str, str]]:
         """Return the words of the stack's Python before the command, and the variables of every rank."""
         return (), {
-            "RANK": f"${shell.RANK}",
-            "LOCAL_RANK": f"${shell.LOCAL_RANK}",
-            "GROUP_RANK": f"${shell.NODE}",
+            "RANK": f"${RANK}",
+            "LOCAL_RANK": f"${LOCAL_RANK}",
+            "GROUP_RANK": f"${NODE}",
             "WORLD_SIZE": str(placement.world_size),
             "LOCAL_WORLD_SIZE": str(placement.devices_per_node),
-            "MASTER_ADDR": rendezvous.first_node,
-            "MASTER_PORT": rendezvous.port,
+            "MASTER_ADDR": meeting.first_node,
+            "MASTER_PORT": meeting.port,
         }
 
     def culprit(self, logs: Sequence[str]) -> Culprit | None:
-        """Return the rank that failed first, as the outputs of the nodes' commands name it."""
-        raise NotImplementedError
+        """Return the rank that failed first, as the outputs of the nodes' commands name it.
+
+        It is the first that the starter names; those that it ends for it are named later.
+        """
+        for found in filter(None, map(self.ENDED.search, logs)):
+            rank, end = filter(None, found.groups())
+            status = int(end) if end.isdecimal() else _SIGNALS[end]
+            return Culprit(int(rank), -status if found.lastgroup == "signal" else status)
+        return None
 
 
 class Torchrun(Launcher):
     """One agent a node, which starts the node's ranks; it is a program of the stack."""
 
-    _FAILURE = re.compile(r"^\s*rank\s*: (\d+).*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
+    ENDED = re.compile(r"^\s*rank\s*: (\d+).*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 
     def inside(
-        self, placement: Placement, node: str, rendezvous: Rendezvous, logs: str
+        self, placement: Placement, node: str, meeting: Rendezvous
     ) -> tuple[tuple[str, ...], dict[str, str]]:
         """Return the agent of one node."""
         alone = placement.nodes == 1
         # `static` keeps ranks in the order of the nodes, `c10d` does not.
-        meeting = (
+        agents = (
             *("--nnodes", str(placement.nodes), "--node-rank", node),
-            *("--rdzv-backend", "static", "--rdzv-id", rendezvous.id),
-            *("--rdzv-endpoint", f"{rendezvous.first_node}:{rendezvous.port}"),
+            *("--rdzv-backend", "static", "--rdzv-id", meeting.id),
+            *("--rdzv-endpoint", f"{meeting.first_node}:{meeting.port}"),
         )
         words = (
-            *("-m", "torch.distributed.run", *(("--standalone",) if alone else meeting)),
+            *("-m", "torch.distributed.run", *(("--standalone",) if alone else agents)),
             *("--nproc-per-node", str(placement.devices_per_node)),
-            *("--log-dir", node_logs(logs, placement=placement, node=node), "--redirects", "3"),
+            *("--log-dir", node_logs(meeting.logs, placement=placement, node=node), "--redirects", "3"),
         )
         # One machine: rendezvous must not depend on how the host name resolves.
         return words, {"GLOO_SOCKET_IFNAME": "lo"} if alone else {}
@@ -133,8 +143,8 @@ class Torchrun(Launcher):
         for log in logs:
             _, told, report = log.rpartition("\nFailures:\n")
             others, _, first = report.partition("Root Cause (first observed failure):")
-            if told and (causes := self._FAILURE.findall(first)):
-                named = (*causes, *self._FAILURE.findall(others))
+            if told and (causes := self.ENDED.findall(first)):
+                named = (*causes, *self.ENDED.findall(others))
                 found += [Culprit(int(rank), int(status)) for rank, status in named]
         own = (one for one in found if one.status == OUT_OF_MEMORY or -signal.SIGTERM != one.status < 0)
         return next(own, next(iter(found), None))
@@ -144,67 +154,38 @@ class Srun(Launcher):
     """Slurm starts each rank itself."""
 
     IDENTITY = ("SLURM_PROCID", "SLURM_LOCALID")
-    _SIGNALS = {  # noqa: RUF012
-        "Killed": signal.SIGKILL,
-        "Terminated": signal.SIGTERM,
-        "Segmentation fault": signal.SIGSEGV,
-        "Aborted": signal.SIGABRT,
-    }
-    _ENDED = re.compile(
+    NEEDS = ("steps", "srun starts ranks where the scheduler is Slurm")
+    STARTER = (
+        *("srun", "--nodes={nodes}", "--ntasks={ranks}", "--ntasks-per-node={each}", "--distribution=block"),
+        # Since Slurm 22.05 srun does not take the first from sbatch. Ranks bind themselves, each to the
+        # cores beside its device.
+        *("--cpus-per-task={cores}", "--cpu-bind=none"),
+        # Tasks without a peer would wait for it until the time limit.
+        *("--kill-on-bad-exit=1", "--input=none"),
+    )
+    ENDED = re.compile(
         r"^srun: error: .*?: tasks? (\d+)[\d,-]*: "
-        rf"(?:Exited with exit code (\d+)|({'|'.join(_SIGNALS)}))",
+        rf"(?:Exited with exit code (?P<status>\d+)|(?P<signal>{'|'.join(map(re.escape, _SIGNALS))}))",
         re.MULTILINE,
     )
-
-    def unusable(self, abilities: Abilities) -> str | None:
-        """Return that the scheduler must be Slurm, where it is another."""
-        return None if abilities.steps else "srun starts ranks where the scheduler is Slurm"
-
-    def starter(self, placement: Placement, *, cores: int) -> tuple[str, ...]:
-        """Return the srun that starts one task for each rank."""
-        return (
-            *("srun", f"--nodes={placement.nodes}", f"--ntasks={placement.world_size}"),
-            *(f"--ntasks-per-node={placement.devices_per_node}", "--distribution=block"),
-            # Since Slurm 22.05 srun does not take the first from sbatch. Ranks bind themselves, each to the
-            # cores beside its device.
-            *(f"--cpus-per-task={cores}", "--cpu-bind=none"),
-            # Tasks without a peer would wait for it until the time limit.
-            *("--kill-on-bad-exit=1", "--input=none"),
-        )
-
-    def culprit(self, logs: Sequence[str]) -> Culprit | None:
-        """Return the first task that srun names; those that it ends for it are named later."""
-        found = next((one for log in logs if (one := self._ENDED.search(log))), None)
-        return found and Culprit(int(found[1]), int(found[2]) if found[2] else -self._SIGNALS[found[3]])
 
 
 class Mpirun(Launcher):
     """mpirun of OpenMPI: its ranks meet as those of torchrun do."""
 
     IDENTITY = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
-    _LEFT = re.compile(r"^\s*Process name: \[.*?,(\d+)\]\s*\n\s*Exit code:\s+(\d+)", re.MULTILINE)
-    _SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ .*?\s+exited on\s+signal (\d+)", re.DOTALL)
-
-    def unusable(self, abilities: Abilities) -> str | None:
-        """Return that the scheduler must name hosts, where it does not."""
-        return None if abilities.hosts else "mpirun starts ranks where a scheduler names the hosts of its job"
-
-    def starter(self, placement: Placement, *, cores: int) -> tuple[str, ...]:
-        """Return the mpirun that starts one process for each rank, those of a node side by side."""
-        return (
-            *("mpirun", "--hostfile", "$TWINRUN_HOSTS", "-n", str(placement.world_size)),
-            *("--map-by", f"ppr:{placement.devices_per_node}:node", "--bind-to", "none"),
-            # Slurm starts its daemons. As root, which a user of containers may be, it wants to be told.
-            *("--allow-run-as-root", "-x", "RUN", "-x", shell.FIRST_NODE),
-        )
-
-    def culprit(self, logs: Sequence[str]) -> Culprit | None:
-        """Return the process that mpirun names as the one that ended it."""
-        for log in logs:
-            for pattern, sign in ((self._SIGNALLED, -1), (self._LEFT, 1)):
-                if found := pattern.search(log):
-                    return Culprit(int(found[1]), sign * int(found[2]))
-        return None
+    NEEDS = ("hosts", "mpirun starts ranks where a scheduler names the hosts of its job")
+    # Those of a node side by side.
+    STARTER = (
+        *("mpirun", "--hostfile", f"${HOSTS}", "-n", "{ranks}", "--map-by", "ppr:{each}:node"),
+        # Slurm starts its daemons. As root, which a user of containers may be, it wants to be told.
+        *("--bind-to", "none", "--allow-run-as-root", "-x", "RUN", "-x", FIRST_NODE),
+    )
+    ENDED = re.compile(
+        r"process rank (\d+) with PID \d+ (?s:.*?)\s+exited on\s+signal (?P<signal>\d+)"
+        r"|^\s*Process name: \[.*?,(\d+)\]\s*\n\s*Exit code:\s+(?P<status>\d+)",
+        re.MULTILINE,
+    )
 
 
 LAUNCHERS: dict[str, Launcher] = {"mpirun": Mpirun(), "srun": Srun(), "torchrun": Torchrun()}
@@ -212,7 +193,7 @@ LAUNCHERS: dict[str, Launcher] = {"mpirun": Mpirun(), "srun": Srun(), "torchrun"
 
 def load_launcher(name: str) -> Launcher:
     """Return the launcher called `name`; raises InputError when there is none."""
-    require_known(name, list(LAUNCHERS), "unknown launcher", place="--launcher")
+    require_known(name, LAUNCHERS, "unknown launcher", place="--launcher")
     return LAUNCHERS[name]
 
 

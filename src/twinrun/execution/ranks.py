@@ -6,38 +6,61 @@ import os
 import shutil
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from twinrun.execution.engine import (
-    PYTHON,
-    Command,
-    Engine,
-    Workspace,
-    job_file,
-    log_folder,
-    point_folder,
-    stop_file,
-)
+from twinrun.execution.batch import SchedulerSilentError
+from twinrun.execution.engine import PYTHON, Command, Engine, Workspace, log_folder, point_folder, stop_file
 from twinrun.execution.failures import Pulses, failure_of, with_last_words
+from twinrun.execution.job_script import Task
 from twinrun.execution.launchers import Launcher, Rendezvous
 from twinrun.execution.schedulers import Scheduler, Submission
-from twinrun.execution.task import Pending, SchedulerSilentError, Task, forget_pending, remember
 from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError
 from twinrun.foundation.files import write_atomically
-from twinrun.foundation.manifest import load_json
+from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.protocol.allocation import Allocation, NodeReport, Placement, RankReport
 from twinrun.protocol.job import Job, MetricsLine, Stop
 from twinrun.protocol.job import forget as forget_lines
 
 POLL_SECONDS = 0.1
 METRICS = "metrics.jsonl"
+# Holds a file for each point that waits to be collected, so that another process goes on with it.
+FOLDER = "jobs"
 # Is given each line of the metrics.
 Show = Callable[[bytes], None]
+
+
+class Pending(Frozen):
+    """A launch that a scheduler has taken and that is not collected yet."""
+
+    point: str
+    place: int
+    """Which of the attempts of the plan it is, counted from 0."""
+    attempt: str
+    """What the lines of its metrics carry."""
+    site: str
+    handle: str
+    """How the scheduler calls it."""
+    detached: bool
+    """Whether it goes on when the process that follows it is interrupted."""
+
+
+def pending_of(run: Path, point: str) -> Pending | None:
+    """Return what was submitted for a point and not collected, None where there is nothing."""
+    file = _pending_file(run, point)
+    return load_json(file, Pending) if file.is_file() else None
+
+
+def all_pending(run: Path) -> tuple[Pending, ...]:
+    """Return all that a run has submitted and not collected."""
+    return tuple(load_json(file, Pending) for file in sorted((run / FOLDER).glob("*.json")))
+
+
+def _pending_file(run: Path, point: str) -> Path:
+    return run / FOLDER / f"{point}.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +75,11 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankCommands:
-    """The commands that start launches: engine, launcher and scheduler put together."""
+class Ranks:
+    """Starts launches: engine, launcher and scheduler put together, and the folders of a run."""
 
-    renderer: Engine
+    engine: Engine
+    """Writes commands, and starts them once it is open."""
     launcher: Launcher
     scheduler: Scheduler
     workspace: Workspace
@@ -67,29 +91,28 @@ class RankCommands:
     def task(self, launch: Launch, *, attempt: str) -> Task:
         """Return what the scheduler starts for `launch`; pure. Raises MachineError where srun alone leads."""
         placement, script, site = launch.placement, launch.script, self.scheduler.site
-        inside, run, ranks = self.renderer.inside, self.workspace.run, placement.devices_per_node
+        inside, run, ranks = self.engine.inside, self.workspace.run, placement.devices_per_node
         cores = site.site.rank_cores if site else max(1, self.cores // ranks)
         program = (inside(script),) if isinstance(script, Path) else ("-m", script)
-        words = (PYTHON, *program, "--job", inside(job_file(run, placement.id)))
-        meeting = Rendezvous(first_node=self.scheduler.first_node, port=self.scheduler.port, id=attempt)
-        commands = [
-            self.launcher.render(
-                Command(arguments=words, variables=dict(self.variables)),
-                placement=placement,
-                node=node,
-                rendezvous=meeting,
-                logs=inside(log_folder(run, placement.id)),
-                cores=cores,
+        words = (PYTHON, *program, "--job", inside(_job_file(run, placement.id)))
+        place, logs = (self.scheduler.first_node, self.scheduler.port), inside(log_folder(run, placement.id))
+        command, meeting = (
+            Command(arguments=words, variables=dict(self.variables)),
+            Rendezvous(*place, attempt, logs),
+        )
+        rendered = tuple(
+            self.engine.render(
+                self.launcher.render(command, meeting, placement=placement, node=node, cores=cores)
             )
             for node in self.scheduler.node_names(placement.nodes)
-        ]
-        rendered = tuple(map(self.renderer.render, commands))
+        )
         starter = self.launcher.starter(placement, cores=cores)
-        others = [word for word in starter[:1] if word != "srun"]
-        if rendered[0].srun_options and (not self.scheduler.abilities.steps or others):
+        srun = "steps" in self.scheduler.abilities and starter[:1] in ((), ("srun",))
+        if rendered[0].srun_options and not srun:
             hint = "add --cluster SITE of Slurm, and the launcher srun or torchrun"
-            found, message = f"--scheduler {self.scheduler.name}", "srun alone starts commands of this engine"
-            raise MachineError(message, place=placement.id, found=", ".join([found, *others]), hint=hint)
+            found = " ".join((f"--scheduler {self.scheduler.name}", *starter[:1]))
+            message = "srun alone starts commands of this engine"
+            raise MachineError(message, place=placement.id, found=found, hint=hint)
         return Task(
             point=placement.id,
             nodes=placement.nodes,
@@ -99,15 +122,6 @@ class RankCommands:
             starter=starter,
             identity=self.launcher.IDENTITY,
         )
-
-
-class Ranks:
-    """Starts launches in one engine, and keeps what their ranks write in one run folder."""
-
-    def __init__(self, *, engine: Engine, commands: RankCommands) -> None:
-        """Take an engine and what composes its commands."""
-        self._engine, self._commands = engine, commands
-        self._run, self._scheduler = commands.workspace.run, commands.scheduler
 
     def run(self, launch: Launch, *, place: int = 0, show: Show) -> Allocation | None:
         """Run `launch` in a fresh folder, showing each line of its metrics; None when memory ran out.
@@ -123,7 +137,7 @@ class Ranks:
             MachineError: the nodes cannot be had or differ in software, or the command cannot be started.
             RunError: a rank failed; names it and shows the end of its log.
         """
-        metrics = self._run / METRICS
+        metrics = self.workspace.run / METRICS
         offset = metrics.stat().st_size if metrics.exists() else 0
         submission, pending = self._submit(launch, place=place, detached=False)
         return self._follow(launch.placement, submission, pending, offset=offset, show=show)
@@ -146,80 +160,75 @@ class Ranks:
 
     def adopted(self, pending: Pending) -> Submission:
         """Return what was submitted, by this process or another."""
-        logs = log_folder(self._run, pending.point)
-        return self._scheduler.adopt(pending.handle, point=pending.point, logs=logs)
+        logs = log_folder(self.workspace.run, pending.point)
+        return self.scheduler.adopt(pending.handle, point=pending.point, logs=logs)
 
     def _submit(self, launch: Launch, *, place: int, detached: bool) -> tuple[Submission, Pending]:
-        point, attempt, site = launch.placement.id, uuid.uuid4().hex[:12], self._scheduler.site
-        clear(self._run, point)
+        point, attempt, site = launch.placement.id, uuid.uuid4().hex[:12], self.scheduler.site
+        clear(self.workspace.run, point)
         job = launch.job.model_copy(update={"attempt": attempt})
-        write_atomically(job_file(self._run, point), job.model_dump_json(indent=1) + "\n")
-        submission = self._scheduler.submit(
-            self._commands.task(launch, attempt=attempt),
-            run=self._run,
-            logs=log_folder(self._run, point),
-            start=lambda command, log: self._engine.start(command, log=log),
-        )
+        write_atomically(_job_file(self.workspace.run, point), job.model_dump_json(indent=1) + "\n")
+        task, logs = self.task(launch, attempt=attempt), log_folder(self.workspace.run, point)
+        submission = self.scheduler.submit(task, run=self.workspace.run, logs=logs, start=self.engine.start)
         pending = Pending(
             point=point,
             place=place,
             attempt=attempt,
             detached=detached,
             site=site.name if site else "",
-            scheduler=self._scheduler.name,
             handle=submission.handle,
         )
         if pending.handle:
-            remember(self._run, pending)
+            write_atomically(_pending_file(self.workspace.run, point), pending.model_dump_json() + "\n")
         return submission, pending
 
     def _follow(
         self, placement: Placement, submission: Submission, pending: Pending, *, offset: int, show: Show
     ) -> Allocation | None:
         """Follow what was submitted to its end; what may go on alone is remembered, all else is ended."""
-        point, local = placement.id, self._scheduler.site is None
-        folder, stopped = point_folder(self._run, point), stop_file(self._run, point)
-        pulses = Pulses(folder, point=point, here=local)
-        alike = False
+        point = placement.id
+        folder, stopped = point_folder(self.workspace.run, point), stop_file(self.workspace.run, point)
+        pulses, alike = Pulses(folder, point=point), False
         try:
-            while True:
-                status = submission.poll()
+            while (status := submission.poll()) is None:
                 if not alike and len(list((folder / "ranks").glob("*.json"))) >= placement.world_size:
                     _demand_same_software(rank_reports(folder), point)
                     alike = True
-                offset = _shown(self._run / METRICS, offset, attempt=pending.attempt, show=show)
-                if status is not None:
-                    break
+                offset = _shown(self.workspace.run / METRICS, offset, attempt=pending.attempt, show=show)
                 pulses.demand_fresh()
                 time.sleep(POLL_SECONDS)
+            _shown(self.workspace.run / METRICS, offset, attempt=pending.attempt, show=show)
         except SchedulerSilentError:
             raise
         except BaseException as error:
             if not (isinstance(error, KeyboardInterrupt) and pending.detached):
-                submission.cancel()
-                forget_pending(self._run, point)
+                self.end(submission, point)
             if isinstance(error, RunError):
-                raise with_last_words(error, run=self._run, point=point) from None
+                raise with_last_words(error, run=self.workspace.run, placement=placement) from None
             raise
-        submission.cancel()
-        forget_pending(self._run, point)
+        self.end(submission, point)
         if status == 0:
             return self._allocation(folder, submission, point)
         if stopped.exists():
             message = f"the ranks were told to end and have saved after step {load_json(stopped, Stop).step}"
             hint = "the same command with --resume goes on from there"
             raise RunInterruptedError(message, place=point, hint=hint)
-        culprit, logs = self._commands.launcher.culprit, submission.logs()
-        if failure := failure_of(placement, self._run, logs, culprit=culprit, status=status):
+        run, logs = self.workspace.run, submission.logs()
+        if failure := failure_of(placement, run, logs, launcher=self.launcher, status=status):
             raise failure
         return None
 
+    def end(self, submission: Submission, point: str) -> None:
+        """End what was submitted, if it has not ended, and forget it."""
+        submission.cancel()
+        _pending_file(self.workspace.run, point).unlink(missing_ok=True)
+
     def _allocation(self, folder: Path, submission: Submission, point: str) -> Allocation:
         """Return the nodes as their ranks report them; raises MachineError where their software differs."""
-        reports, site = rank_reports(folder), self._scheduler.site
+        reports, site = rank_reports(folder), self.scheduler.site
         bindings = tuple(one.binding for one in reports)
         return Allocation(
-            scheduler=self._scheduler.name,
+            scheduler=self.scheduler.name,
             site=site.name if site else None,
             nodes=tuple(dict.fromkeys(report.host for report in reports)) or submission.nodes,
             # Again: a job that was requeued may have got other nodes.
@@ -260,20 +269,22 @@ def _demand_same_software(reports: Sequence[RankReport], point: str) -> dict[str
     Its numbers would be nobody's.
     """
     nodes = {report.host: report.node for report in reports if report.node}
-    found = {host: _software(node) for host, node in nodes.items()}
-    most, _ = Counter(found.values()).most_common(1)[0] if found else ("", 0)
-    if other := next((host for host, digest in found.items() if digest != most), None):
-        like = next(host for host, digest in found.items() if digest == most)
+    hosts = dict[str, list[str]]()
+    for host, node in nodes.items():
+        image = f"image {node.image[:19]}, " if node.image else ""
+        hosts.setdefault(f"{image}packages {node.software_sha256[:12]}", []).append(host)
+    if len(hosts) > 1:
+        (most, (like, *_)), *_, (other, (host, *_)) = sorted(hosts.items(), key=lambda one: -len(one[1]))
         message, allowed = "the nodes have different software", "one environment or image on all nodes"
-        hint = f"install it anew on {other}, or leave that node out with `exclude` of cluster.toml"
-        both = f"{other} has {found[other]}, {like} has {most}"
+        hint = f"install it anew on {host}, or leave that node out with `exclude` of cluster.toml"
+        both = f"{host} has {other}, {like} has {most}"
         raise MachineError(message, place=point, found=both, allowed=allowed, hint=hint)
     return nodes
 
 
-def _software(node: NodeReport) -> str:
-    packages = f"packages {node.software_sha256[:12]}"
-    return f"image {node.image[:19]}, {packages}" if node.image else packages
+def _job_file(run: Path, point: str) -> Path:
+    """Return the file that tells the ranks of `point` what to do."""
+    return point_folder(run, point) / "job.json"
 
 
 def clear(run: Path, point: str) -> None:

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from twinrun.execution.batch import BatchScheduler
-from twinrun.execution.engine import Engine, log_folder, point_folder
-from twinrun.execution.ranks import METRICS, Launch, RankCommands, Ranks, rank_reports
-from twinrun.execution.task import forget_pending
+from twinrun.execution.engine import log_folder, point_folder
+from twinrun.execution.ranks import METRICS, Launch, Ranks, rank_reports
 from twinrun.foundation.errors import InputError, RunError, TwinrunError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
@@ -72,11 +71,6 @@ class Qualification(Frozen):
     faults: tuple[str, ...] = ()
     """What could not be run, in the words of its error."""
 
-    @property
-    def slow(self) -> bool:
-        """Whether sockets carried the messages."""
-        return bool(re.match(r"Socket|TCP", self.transport))
-
 
 def qualification_file(site: LoadedSite) -> Path:
     """Return the file beside the site's that holds what was measured; its signature has the suffix `.sig`."""
@@ -92,13 +86,11 @@ def qualification_of(site: LoadedSite) -> Qualification | None:
     return None
 
 
-def qualify(
-    site: LoadedSite, *, engine: Engine, commands: RankCommands, accelerator: bool, key: Path | None = None
-) -> Qualification:
+def qualify(site: LoadedSite, *, ranks: Ranks, accelerator: bool, key: Path | None = None) -> Qualification:
     """Run the two jobs of a site, and write what they found beside it.
 
     The caller has opened the engine for the stack that runs will use, in a run folder that the nodes see, and
-    composed `commands` as for a run, with `NCCL_DEBUG=INFO` among their variables.
+    composed `ranks` as for a run, with `NCCL_DEBUG=INFO` among their variables.
 
     Args:
         accelerator: whether ranks use GPUs.
@@ -107,20 +99,20 @@ def qualify(
     Raises:
         InputError: the key does not sign. What fails at the site stands in `faults`.
     """
-    found: dict[str, object] = {}
+    found: dict[str, object] = {"site": site.name, "declared_sha256": _digest(site.site)}
+    found |= {"engine": site.site.engine, "image": ranks.engine.image_digest}
     faults = []
     for nodes in range(1, min(site.site.nodes, 2) + 1):
         try:
-            measured = _measured(nodes, site.site, engine, commands, accelerator=accelerator)
+            measured = _measured(nodes, site.site, ranks, accelerator=accelerator)
         except TwinrunError as error:
             faults.append(" ".join(f"{error.place or ''}: {error.message}: {error.found or ''}".split()))
         else:
             # The first job starts cold.
             left = bool(measured["left_after_cancel"] or found.get("left_after_cancel"))
             found = measured | found | {"nodes": measured["nodes"], "left_after_cancel": left}
-    found |= {"site": site.name, "declared_sha256": _digest(site.site), "engine": site.site.engine}
-    found |= {"image": engine.image_digest, "created": datetime.datetime.now(datetime.UTC)}
-    qualification = Qualification.model_validate(found | {"faults": tuple(faults)})
+    found |= {"created": datetime.datetime.now(datetime.UTC), "faults": tuple(faults)}
+    qualification = Qualification.model_validate(found)
     file, text = qualification_file(site), qualification.model_dump_json(indent=1) + "\n"
     write_atomically(file, text)
     if key:
@@ -128,53 +120,43 @@ def qualify(
     return qualification
 
 
-def _measured(
-    nodes: int, site: Site, engine: Engine, commands: RankCommands, *, accelerator: bool
-) -> dict[str, object]:
+def _measured(nodes: int, site: Site, ranks: Ranks, *, accelerator: bool) -> dict[str, object]:
     """Return what a job of so many nodes gets, how fast they speak, and whether it ends with a cancel."""
     place = Placement(id=f"qualify-{nodes}", nodes=nodes, devices_per_node=site.devices_per_node)
-    point, run, ranks = place.id, commands.workspace.run, Ranks(engine=engine, commands=commands)
-    out, logs, inside = point_folder(run, point), log_folder(run, point), engine.inside
-    if isinstance(commands.scheduler, BatchScheduler):
+    run, inside = ranks.workspace.run, ranks.engine.inside
+    out, logs = point_folder(run, place.id), log_folder(run, place.id)
+    if isinstance(ranks.scheduler, BatchScheduler):
         # What it refuses at once would wait for nodes for ever.
-        commands.scheduler.judged()
-    job = Job(
-        recipe="proof",
-        point=point,
-        world_size=place.world_size,
-        accelerator=accelerator,
-        out=inside(out),
-        metrics=inside(run / METRICS),
-        attempt="",
-    )
-    submitted = ranks.adopted(ranks.begin(Launch(placement=place, script=PROOF, job=job), place=0))
+        ranks.scheduler.judged()
+    told = {"recipe": "proof", "point": place.id, "world_size": place.world_size, "accelerator": accelerator}
+    told |= {"out": inside(out), "metrics": inside(run / METRICS), "attempt": ""}
+    launch = Launch(placement=place, script=PROOF, job=Job.model_validate(told))
+    submitted = ranks.adopted(ranks.begin(launch, place=0))
     file, deadline = out / "result.json", time.monotonic() + _START_SECONDS
     try:
         while not file.exists():
             if (status := submitted.poll()) is not None or time.monotonic() > deadline:
-                text = last_lines(
-                    "\n".join(end_of(log) for log in (*submitted.logs(), *logs.rglob("std*.log")))
-                )
-                raise RunError(f"the job measured nothing, and ended with {status}", place=point, found=text)
+                ends = [end_of(log) for log in (*submitted.logs(), *logs.rglob("std*.log"))]
+                message, found = f"the job measured nothing, and ended with {status}", "\n".join(ends)
+                raise RunError(message, place=place.id, found=last_lines(found))
             time.sleep(_POLL_SECONDS)
         result, reports = load_json(file, ProofResult), rank_reports(out)
         # The files that the job prints to are made when it starts.
         began = min((log.stat().st_mtime for log in submitted.logs()), default=0.0)
         cold = min(one.stat().st_mtime for one in (out / "ranks").iterdir()) - began
     finally:
-        submitted.cancel()
-        forget_pending(run, point)
-    first, written = reports[0], _written(out)
+        ranks.end(submitted, place.id)
+    written = _written(out)
     time.sleep(_LEFT_SECONDS)
-    assert first.node is not None
-    over = {one.node.transport.get("GLOO_SOCKET_IFNAME", "") for one in reports if one.node} - {""}
-    carried = transport(logs) or f"TCP over {', '.join(sorted(over)) or 'an interface of its choice'}"
+    first = [one.node for one in reports if one.node]
+    over = sorted({one.transport.get("GLOO_SOCKET_IFNAME", "") for one in first} - {""})
+    carried = transport(logs) or f"TCP over {', '.join(over) or 'an interface of its choice'}"
     facts = NodeFacts(
-        host=first.host,
+        host=reports[0].host,
         cores=result.cores,
         memory_gib=result.memory_bytes >> 30,
-        devices=tuple(one.name for one in first.node.devices),
-        interfaces=tuple(one.name for one in first.node.interfaces),
+        devices=tuple(one.name for one in first[0].devices),
+        interfaces=tuple(one.name for one in first[0].interfaces),
     )
     return {
         "facts": facts,
@@ -192,41 +174,37 @@ def _written(out: Path) -> float:
 
 def transport(logs: Path) -> str:
     """Return what the collectives say that they use, in their logs; empty where they are silent."""
-    for file in (*sorted(logs.rglob("stdout.log")), *sorted(logs.rglob("stderr.log"))):
-        if found := _NETWORK.search(file.read_text(encoding="utf-8", errors="replace")):
-            return found[1].strip()
-    return ""
+    files = (file for name in ("stdout.log", "stderr.log") for file in sorted(logs.rglob(name)))
+    found = (_NETWORK.search(file.read_text(encoding="utf-8", errors="replace")) for file in files)
+    return next((one[1].strip() for one in found if one), "")
 
 
 def contradictions(site: Site, found: Qualification, *, gpus: Mapping[str, Gpu]) -> list[str]:
     """Return in words what of a site's declarations the measurement speaks against."""
-    wrong = [f"could not be run: {fault}" for fault in found.faults]
-
-    def hold(key: str, declared: object, measured: object, *, false: bool) -> None:
-        if false:
-            wrong.append(f"{key}: {declared} declared, {measured} found")
-
+    gbit, declared = 8 * (found.bus_gb_s or 0.0), site.network_gbit_s or 0.0
+    # What is named, declared and found, and whether that is false.
+    rows: list[tuple[str, object, object, object]] = []
     if facts := found.facts:
-        wanted, devices, row = (
-            site.rank_cores * site.devices_per_node,
-            facts.devices,
-            gpus.get(site.gpu or ""),
+        devices, count, memory = facts.devices, site.devices_per_node, site.memory_gib or 0
+        cores, row = site.rank_cores * count, gpus.get(site.gpu or "")
+        others = sorted(
+            {one for one in devices if not (row and any(known.search(one) for known in row.match))}
         )
-        others = {one for one in devices if not row or not any(known.search(one) for known in row.match)}
         absent = [one for one in site.interfaces if one not in facts.interfaces]
-        memory, names = site.memory_gib or 0, ", ".join(sorted(others))
-        hold("cores", wanted, facts.cores, false=facts.cores < wanted)
-        hold("memory_gib", memory, facts.memory_gib, false=memory > facts.memory_gib + 1)
-        few = bool(site.gpu) and len(devices) != site.devices_per_node
-        hold("devices_per_node", site.devices_per_node, len(devices), false=few)
-        hold("gpu", site.gpu or "none", names, false=bool(others))
-        hold("interfaces", ", ".join(absent), ", ".join(facts.interfaces), false=bool(absent))
-    left = bool(found.left_after_cancel)
-    hold("cancel", "an end", "a process of the job that went on", false=left)
-    hold("network", "a fast link", found.transport, false=is_slow(site, found))
-    declared, gbit = site.network_gbit_s or 0.0, 8 * (found.bus_gb_s or 0.0)
-    hold("network_gbit_s", f"{declared:g}", f"{gbit:.3g}", false=0 < gbit < ENOUGH * declared)
-    return wrong
+        rows += [
+            ("cores", cores, facts.cores, facts.cores < cores),
+            ("memory_gib", memory, facts.memory_gib, memory > facts.memory_gib + 1),
+            ("devices_per_node", count, len(devices), site.gpu and len(devices) != count),
+            ("gpu", site.gpu or "none", ", ".join(others), others),
+            ("interfaces", ", ".join(absent), ", ".join(facts.interfaces), absent),
+        ]
+    rows += [
+        ("cancel", "an end", "a process of the job that went on", found.left_after_cancel),
+        ("network", "a fast link", found.transport, is_slow(site, found)),
+        ("network_gbit_s", f"{declared:g}", f"{gbit:.3g}", 0 < gbit < ENOUGH * declared),
+    ]
+    wrong = [f"{key}: {told} declared, {measured} found" for key, told, measured, false in rows if false]
+    return [*(f"could not be run: {fault}" for fault in found.faults), *wrong]
 
 
 def fast_link(site: Site) -> str | None:
@@ -240,7 +218,7 @@ def fast_link(site: Site) -> str | None:
 
 def is_slow(site: Site, found: Qualification) -> bool:
     """Say whether sockets carried what a fast link is declared for."""
-    return fast_link(site) is not None and found.slow
+    return fast_link(site) is not None and found.transport.startswith(("Socket", "TCP"))
 
 
 def _digest(site: Site) -> str:

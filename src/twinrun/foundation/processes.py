@@ -39,6 +39,9 @@ class LocalProcess:
     Where this process is killed, the other one is told to end.
     """
 
+    stdin: int = subprocess.DEVNULL
+    """What it reads, chosen before it is started."""
+
     def __init__(
         self, arguments: Sequence[str], *, variables: Mapping[str, str], folder: Path, log: Path
     ) -> None:
@@ -50,7 +53,7 @@ class LocalProcess:
                     list(arguments),
                     env=os.environ | dict(variables) | {_MARK: self._mark},
                     cwd=folder,
-                    stdin=subprocess.DEVNULL,
+                    stdin=self.stdin,
                     stdout=stream,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,

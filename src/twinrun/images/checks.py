@@ -9,8 +9,13 @@ from pathlib import Path
 
 from twinrun.execution.engine import PYTHON, Command, Engine, Workspace, run_to_end
 from twinrun.execution.engines import load_engine
-from twinrun.execution.environment import inspect, lock_differences
-from twinrun.execution.kernels import PROCESSOR, kernel_variables, package_folders
+from twinrun.execution.environment import (
+    PROCESSOR,
+    inspect,
+    kernel_variables,
+    lock_differences,
+    package_folders,
+)
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import RunError, RunInterruptedError
 from twinrun.foundation.manifest import Frozen

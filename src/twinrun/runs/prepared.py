@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from twinrun.execution.engine import Engine, Workspace, log_folder, point_folder
-from twinrun.execution.kernels import package_folders
-from twinrun.execution.ranks import METRICS, Launch, RankCommands
-from twinrun.execution.shell import RUN, RUN_FOLDER
+from twinrun.execution.environment import package_folders
+from twinrun.execution.job_script import RUN, RUN_FOLDER
+from twinrun.execution.ranks import METRICS, Launch, Ranks
 from twinrun.foundation.cache import cache_root, runs_folder
 from twinrun.foundation.errors import InputError, MachineError, TwinrunError
 from twinrun.foundation.files import real
@@ -83,11 +83,11 @@ class Prepared:
         return replace(self, renderer=engine, folders={**self.folders, **folders}, variables=variables)
 
     @cached_property
-    def commands(self) -> RankCommands:
-        """What composes the commands of launches."""
+    def ranks(self) -> Ranks:
+        """What starts launches."""
         chosen = self.selection
-        return RankCommands(
-            renderer=self.renderer,
+        return Ranks(
+            engine=self.renderer,
             launcher=chosen.launcher,
             scheduler=chosen.scheduler,
             workspace=self.workspace,
@@ -139,7 +139,7 @@ class Prepared:
         scripts, commands = dict[str, str](), dict[str, object]()
         for point in self.plan.points:
             launch, logs = self.launch(point, 0), str(log_folder(RUN_FOLDER, point.id))
-            task = self.commands.task(launch, attempt=PRINTED)
+            task = self.ranks.task(launch, attempt=PRINTED)
             if script := self.selection.scheduler.script(task, run=RUN, logs=logs):
                 scripts[point.id] = script
             else:

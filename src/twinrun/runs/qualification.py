@@ -33,7 +33,7 @@ def qualified(
     )
     told = prepared.opened(opened, folders={}, variables={"NCCL_DEBUG": "INFO"})
     accelerator = selection.accelerator
-    return qualify(selection.site, engine=opened, commands=told.commands, accelerator=accelerator, key=key)
+    return qualify(selection.site, ranks=told.ranks, accelerator=accelerator, key=key)
 
 
 def _selection(project: Project, site: str, engine: str | None) -> Selection:

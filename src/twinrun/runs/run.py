@@ -11,14 +11,13 @@ from pathlib import Path
 from twinrun import __version__
 from twinrun.execution.engine import Engine, point_folder
 from twinrun.execution.environment import (
-    demand_packages,
+    PROCESSOR,
     inspect,
+    kernel_variables,
     lock_differences,
     steering_variables,
 )
-from twinrun.execution.kernels import PROCESSOR, kernel_variables
-from twinrun.execution.ranks import METRICS, Ranks
-from twinrun.execution.task import all_pending
+from twinrun.execution.ranks import METRICS, all_pending
 from twinrun.foundation.cache import locked
 from twinrun.foundation.errors import InputError, RunInterruptedError
 from twinrun.foundation.files import sha256_of_file, write_atomically
@@ -103,7 +102,6 @@ def _measure(prepared: Prepared, display: Display, *, detach: bool) -> Record | 
     engine = selection.engine.open_engine(
         stack=selection.stack, vendor=selection.vendor, workspace=workspace, say=display.say
     )
-    _demand_interpreter(prepared, engine)
     changed = _changed_files(engine, display)
     installed = inspect(engine)
     kernels = kernel_variables(workspace, archs=_archs(project, selection), engine=engine, say=display.say)
@@ -126,8 +124,7 @@ def _measure(prepared: Prepared, display: Display, *, detach: bool) -> Record | 
     if model := described.model:
         prepared_model(model, folder=prepared.folders["model"], say=display.say)
     opened = prepared.opened(engine, folders=folders, variables=kernels)
-    ranks = Ranks(engine=engine, commands=opened.commands)
-    sweep = SweepRun(prepared=opened, sources=sources, ranks=ranks, display=display)
+    sweep = SweepRun(prepared=opened, sources=sources, ranks=opened.ranks, display=display)
     done = sweep.submit() if detach else sweep.finish()
     if len(done) < len(prepared.plan.points):
         return None
@@ -146,24 +143,6 @@ def _measure(prepared: Prepared, display: Display, *, detach: bool) -> Record | 
     edited = dict.fromkeys((*(name for one in done for name in one.changed), *replaced(loaded)))
     revision = sources.revision.model_copy(update={"changed": tuple(edited)})
     return _record(prepared, done, environment, revision)
-
-
-def _demand_interpreter(prepared: Prepared, engine: Engine) -> None:
-    """Raise MachineError where the opened engine lacks a package that ranks import when they start.
-
-    An image was checked when it was built.
-    """
-    selection = prepared.selection
-    if selection.engine.RUNS_IMAGES and not selection.stack.own_image:
-        return
-    script, source = prepared.script, prepared.workspace.root / "src"
-    modules = [*selection.description.modules, *([script] if isinstance(script, str) else [])]
-    # An engine of the recipe is a package, or a module beside its script.
-    named = [name for name in modules if name.partition(".")[0] != "twinrun"]
-    stems = [source / name.replace(".", "/") for name in modules if name not in named]
-    files = [stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py") for stem in stems]
-    own = [script] if isinstance(script, Path) else []
-    demand_packages(engine, [*own, *files, *named], name=prepared.plan.engine)
 
 
 def _changed_files(engine: Engine, display: Display) -> dict[str, str]:

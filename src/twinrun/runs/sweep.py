@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinrun.execution.engine import point_folder
-from twinrun.execution.ranks import Ranks, rank_reports
-from twinrun.execution.task import Pending, pending_of
+from twinrun.execution.ranks import Pending, Ranks, pending_of, rank_reports
 from twinrun.foundation.errors import InputError, MachineError, RunError, require_equal
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json

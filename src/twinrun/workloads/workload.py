@@ -369,8 +369,6 @@ class PlanDescription:
     """Whether the kernels that the recipe names are run; they are compiled only then."""
     files: tuple[str, ...] = ()
     """Further files that ranks leave in the run folder, whose digests the record holds."""
-    modules: tuple[str, ...] = ()
-    """Modules of the project that ranks import for this plan, beside those that their script names."""
     fingerprint: Fingerprint | None = None
     """The run in the terms of the publication; None where each point is a case of its own."""
 

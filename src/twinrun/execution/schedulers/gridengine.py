@@ -8,9 +8,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from twinrun.execution.batch import BatchScheduler, JobState, NodeState, gib_of, seconds_of
-from twinrun.execution.job_script import LOG
-from twinrun.execution.task import Task
-from twinrun.foundation.errors import InputError, RunError
+from twinrun.execution.job_script import LOG, Task
+from twinrun.foundation.errors import InputError
 
 _STATE = "queuevalue[@name='state_string']"
 
@@ -54,11 +53,12 @@ class GridEngine(BatchScheduler):
 
     def all_jobs(self) -> list[JobState]:
         """Return the jobs that wait or run."""
-        return [_job(one) for one in self._told("qstat", "-xml", "-u", "*").iter("job_list")]
+        told = self.told(ElementTree.fromstring, "qstat", "-xml", "-u", "*")
+        return [_job(one) for one in told.iter("job_list")]
 
     def all_nodes(self) -> list[NodeState]:
         """Return the hosts with their slots' queues."""
-        hosts = self._told("qhost", "-q", "-F", "-xml").iter("host")
+        hosts = self.told(ElementTree.fromstring, "qhost", "-q", "-F", "-xml").iter("host")
         return [_node(one) for one in hosts if one.get("name") != "global"]
 
     def version(self) -> str:
@@ -76,13 +76,6 @@ class GridEngine(BatchScheduler):
         options = " ".join(self.options(self.one_node())).split()
         self.ask("qsub", "-w", "v", *options, "-b", "y", "true")
         return " ".join(options)
-
-    def _told(self, *command: str) -> ElementTree.Element:
-        printed, place = self.ask(*command), " ".join(command)
-        try:
-            return ElementTree.fromstring(printed)  # noqa: S314 - see above
-        except ElementTree.ParseError:
-            raise RunError("no answer of Grid Engine in XML", place=place, found=printed[:200]) from None
 
 
 def _job(one: ElementTree.Element) -> JobState:

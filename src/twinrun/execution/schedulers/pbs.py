@@ -5,16 +5,13 @@ Golden files hold the scripts, and answers as its documentation has them play it
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from twinrun.execution.batch import ENDLESS, BatchScheduler, JobState, NodeState, gib_of, seconds_of
-from twinrun.execution.job_script import LOG
-from twinrun.execution.task import Abilities, Task
-from twinrun.foundation.errors import RunError
+from twinrun.execution.job_script import LOG, Task
 
 # Letters of states in which a job has ended.
 _ENDED = ("F", "X", "C")
@@ -25,7 +22,7 @@ class Pbs(BatchScheduler):
     """The PBS of a site."""
 
     name, title, prefix, number, remote = "pbs", "PBS", "#PBS", "${PBS_JOBID%%[.[]*}", ("pbs_tmrsh",)
-    abilities = Abilities(hosts=True)
+    abilities = ("hosts",)
     # One line for each rank of a node.
     hosts = "awk '!seen[$0]++' \"$PBS_NODEFILE\""
 
@@ -77,10 +74,7 @@ class Pbs(BatchScheduler):
         return name, seconds_of(longest) if longest else ENDLESS
 
     def _told(self, what: str, *command: str) -> dict[str, dict[str, Any]]:
-        printed = self.ask(*command)
-        with contextlib.suppress(ValueError, AttributeError):
-            return dict(json.loads(printed).get(what, {}))
-        raise RunError("this is no answer of PBS in JSON", place=" ".join(command), found=printed[:200])
+        return dict(self.told(lambda text: json.loads(text).get(what, {}), *command))
 
 
 def _job(number: str, one: dict[str, Any]) -> JobState:

@@ -12,12 +12,9 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from twinrun.execution import shell
 from twinrun.execution.batch import BatchScheduler, JobState, NodeState
 from twinrun.execution.engine import Container
-from twinrun.execution.job_script import STATUS_FILE, JobScript
-from twinrun.execution.task import Task
-from twinrun.foundation.errors import RunError
+from twinrun.execution.job_script import FIRST_NODE, PORT, STATUS_FILE, JobScript, Task, word
 
 # As many letters as leave room for what clouds add to the name of a machine.
 _NAME_LETTERS = 30
@@ -68,19 +65,19 @@ class SkyPilot(BatchScheduler):
             inside = {"arguments": ("python3", *container.arguments), "variables": container.variables}
             own = command.model_copy(update={**inside, "container": None})
             inner = task.model_copy(update={"commands": (own,)})
-        script = JobScript(task=inner, site=self.site, run=run, logs=logs, dialect=self)
+        script = JobScript(task=inner, run=run, logs=logs, dialect=self)
         lines = [
             "set -euo pipefail",
-            f"RUN={shell.quoted(run, ())}" if run != shell.RUN else "",
-            f"{shell.FIRST_NODE}=$({_FIRST} | sed -n 1p) {shell.PORT}=29400",
-            f"export RUN {shell.FIRST_NODE} {shell.PORT}",
-            f'leave() {{ echo "$1" > {script.word(f"{logs}/{STATUS_FILE}")}; exit "$1"; }}',
+            f"RUN={word(run, names=())}" if run != "$RUN" else "",
+            f"{FIRST_NODE}=$({_FIRST} | sed -n 1p) {PORT}=29400",
+            f"export RUN {FIRST_NODE} {PORT}",
+            f'leave() {{ echo "$1" > {word(f"{logs}/{STATUS_FILE}")}; exit "$1"; }}',
             *(
-                f"mkdir -p {Path(mount.inside).parent}; ln -sfn {script.word(mount.host)} {mount.inside}"
+                f"mkdir -p {Path(mount.inside).parent}; ln -sfn {word(mount.host)} {mount.inside}"
                 for mount in (container.mounts if container else ())
             ),
             *script.set_up(),
-            f'start() {{ exec > {script.word(f"{logs}/launcher-")}"$SKYPILOT_NODE_RANK".log 2>&1',
+            f'start() {{ exec > {word(f"{logs}/launcher-")}"$SKYPILOT_NODE_RANK".log 2>&1',
             *(f"  {line}" for line in script.body()),
             "}",
             'status=0; bash -euc "$(declare -f start); start" || status=$?',
@@ -97,11 +94,8 @@ class SkyPilot(BatchScheduler):
 
     def all_jobs(self) -> list[JobState]:
         """Return the clusters of this user, each of which is a job's."""
-        printed = self.ask("sky", "status", "--output", "json")
-        try:
-            found = json.loads(printed[printed.index("[") :])
-        except ValueError:
-            raise RunError("this is no answer of SkyPilot", place="sky status", found=printed[:200]) from None
+        words = ("sky", "status", "--output", "json")
+        found = self.told(lambda text: json.loads(text[text.index("[") :]), *words)
         keys = {"id": "name", "name": "name", "state": "status", "user": "user_name"}
         return [JobState(**{key: one.get(name, "") for key, name in keys.items()}) for one in found]
 

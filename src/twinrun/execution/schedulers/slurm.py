@@ -8,25 +8,23 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from twinrun.execution.batch import BatchScheduler, JobState, NodeState, seconds_of
-from twinrun.execution.job_script import LOG
-from twinrun.execution.task import Abilities, Task
-from twinrun.foundation.errors import RunError
+from twinrun.execution.batch import LOST, STOPPED, BatchScheduler, JobState, NodeState, seconds_of
+from twinrun.execution.job_script import LOG, Task
+from twinrun.foundation.errors import MachineError
 
+_TEXTS = {"name": "JobName", "reason": "Reason", "nodes": "NodeList"}
+_TIMES = {"run_seconds": "RunTime", "limit_seconds": "TimeLimit"}
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _OUT_OF_SERVICE = re.compile("DOWN|DRAIN|FAIL|FUTURE")
 # Where a job is in no state that it leaves by itself.
-_ENDED = {
-    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
-    *("PREEMPTED", "REVOKED", "SPECIAL_EXIT", "TIMEOUT"),
-}
+_ENDED = {*STOPPED, *LOST, "COMPLETED", "FAILED", "OUT_OF_MEMORY", "SPECIAL_EXIT"}
 
 
 class Slurm(BatchScheduler):
     """The Slurm of a site."""
 
     name, title, prefix, number, node = "slurm", "Slurm", "#SBATCH", "SLURM_JOB_ID", "$SLURM_NODEID"
-    abilities = Abilities(steps=True, hosts=True)
+    abilities = ("steps", "hosts")
     hosts = 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
     # Slurm itself requeues what it preempts; asked as well, it would start the job once more than needed.
     again = (
@@ -78,16 +76,17 @@ class Slurm(BatchScheduler):
     def state(self, number: str) -> JobState | None:
         """Return what the controller says of a job, None of one that it has forgotten."""
         try:
-            return parse_job(self.ask("scontrol", "show", "job", number, "--oneliner"))
-        except RunError as error:
+            found: JobState = self.told(_job, "scontrol", "show", "job", number, "--oneliner")
+        except MachineError as error:
             if "Invalid job id" in str(error.found):
                 return None
             raise
+        return found
 
     def all_jobs(self) -> list[JobState]:
         """Return the jobs of all users."""
         lines = self.ask("scontrol", "show", "job", "--oneliner").splitlines()
-        return [parse_job(line) for line in lines if line.startswith("JobId=")]
+        return [_job(line) for line in lines if line.startswith("JobId=")]
 
     def host_names(self, nodes: str) -> tuple[str, ...]:
         """Return host names written out; empty for none."""
@@ -102,7 +101,7 @@ class Slurm(BatchScheduler):
         """Return version and controller."""
         ping = self.ask("scontrol", "ping").strip().splitlines()[0]
         if "is UP" not in ping:
-            raise RunError("Slurm refuses", place="scontrol", found=ping)
+            raise MachineError("Slurm refuses", place="scontrol", found=ping)
         return f"{self.ask('scontrol', '--version').strip()}; {ping}"
 
     def longest(self, partition: str | None) -> tuple[str, float]:
@@ -117,7 +116,7 @@ class Slurm(BatchScheduler):
         """Return what accounting says of this user."""
         user = self.ask("id", "-un").strip()
         words = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={user}", "format=Account")
-        with contextlib.suppress(RunError):
+        with contextlib.suppress(MachineError):
             return sorted(set(self.ask(*words).split()))
         return None
 
@@ -127,33 +126,23 @@ class Slurm(BatchScheduler):
         self.ask("sbatch", "--test-only", *options, "--wrap=true")
         return " ".join(options)
 
-    def setting(self, name: str) -> str:
-        """Return a setting of the controller."""
-        shown = re.search(rf"^{name}\s*=\s*(.*)$", self.ask("scontrol", "show", "config"), re.MULTILINE)
-        return shown[1].strip() if shown else ""
-
     def faults(self) -> str:
         """Return the nodes that are down, with the controller's reasons."""
-        with contextlib.suppress(RunError):
+        with contextlib.suppress(MachineError):
             listed = self.ask("sinfo", "--noheader", "--Node", "--states=down", "--format=%N %E")
             return ", ".join(dict.fromkeys(listed.splitlines()))
         return ""
 
 
-def parse_job(line: str) -> JobState:
-    """Read one line of `scontrol show job --oneliner`; raises RunError."""
+def _job(line: str) -> JobState:
+    """Read one line of `scontrol show job --oneliner`; raises LookupError, ValueError."""
     fields = {name: "" if value == "(null)" else value for name, value in _fields(line).items()}
-    try:
-        status, _, signal = fields["ExitCode"].partition(":")
-        number, state, code = fields["JobId"], fields["JobState"], -int(signal or 0) or int(status)
-    except (KeyError, ValueError):
-        raise RunError("this is no state of a job", place="scontrol", found=line[:200]) from None
-    keys = {"name": "JobName", "reason": "Reason", "nodes": "NodeList"}
-    told = {"id": number, "state": state, "status": code, "ended": state in _ENDED}
-    told |= {key: fields.get(name, "") for key, name in keys.items()}
+    status, _, signal = fields["ExitCode"].partition(":")
+    told: dict[str, object] = {key: fields.get(name, "") for key, name in _TEXTS.items()}
+    told |= {key: seconds_of(fields.get(name, "")) for key, name in _TIMES.items()}
+    told |= {"id": fields["JobId"], "state": fields["JobState"], "ended": fields["JobState"] in _ENDED}
     told |= {"user": fields.get("UserId", "").partition("(")[0]}
-    told |= {"run_seconds": seconds_of(fields.get("RunTime", ""))}
-    return JobState.model_validate(told | {"limit_seconds": seconds_of(fields.get("TimeLimit", ""))})
+    return JobState.model_validate(told | {"status": -int(signal or 0) or int(status)})
 
 
 def _node(fields: dict[str, str]) -> NodeState:

@@ -10,13 +10,12 @@ from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
 from twinrun.protocol.allocation import Placement
 from twinrun.protocol.layout import UNSAVED, StorageNeed
-from twinrun.protocol.training import PLAIN, Training, TrainingJob, identity
+from twinrun.protocol.training import Training, TrainingJob, identity
 from twinrun.workloads.settings import Fingerprint, flat, flat_fields
 from twinrun.workloads.sweep import KEYS, chosen, placements, refuse_demands
 from twinrun.workloads.training import points as sweeps
 from twinrun.workloads.training.estimates import processor_bytes
 from twinrun.workloads.training.manifest import (
-    MODULES,
     TrainingPlan,
     TrainingPoint,
     TrainingTables,
@@ -168,7 +167,6 @@ def describe(part: TrainingPlan, points: Sequence[Point[TrainingPoint]]) -> Plan
         reports=tuple(training.reports),
         identity=identity(shape, training),
         kernels=training.kernels == "ours" or training.attention == "triton",
-        modules=MODULES.get(training.trainer, (*MODULES[PLAIN], training.trainer)),
         fingerprint=fingerprint(part),
     )
 
