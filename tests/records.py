@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -334,8 +333,3 @@ def machine(vendor: str, gpu: Gpu | None = None, *, devices: int = 0) -> Machine
         kernel="6.1",
         probe="none asked",
     )
-
-
-def with_verdicts(found: Judged, *verdicts: Verdict) -> Judged:
-    """Return the record with other verdicts, for tests of what is shown."""
-    return dataclasses.replace(found, verdicts=verdicts)

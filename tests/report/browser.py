@@ -8,7 +8,6 @@ import os
 import select
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 # The shell moves the ends of the pipes to where Chromium reads and writes its protocol.
@@ -16,15 +15,8 @@ MOVE = 'exec "$@" 3<&"$READS" 4>&"$WRITES"'
 # The longest wait for an answer.
 WAIT_SECONDS = 60
 OPTIONS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--hide-scrollbars"),
     "--remote-debugging-pipe",
 )
 
@@ -35,13 +27,12 @@ class Browser:
     def __init__(self, profile: Path) -> None:
         theirs, self._write = os.pipe()
         self._read, answers = os.pipe()
-        environment = os.environ | {"READS": str(theirs), "WRITES": str(answers)}
+        environment, given = os.environ | {"READS": str(theirs), "WRITES": str(answers)}, (theirs, answers)
         command = ("bash", "-c", MOVE, "-", "chromium", *OPTIONS, f"--user-data-dir={profile}")
-        self._process = subprocess.Popen(
-            command, env=environment, pass_fds=(theirs, answers), stderr=subprocess.DEVNULL
-        )
-        os.close(theirs)
-        os.close(answers)
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, env=environment, pass_fds=given, stderr=quiet)
+        for one in given:
+            os.close(one)
         self._numbers, self._buffer, self._session = itertools.count(1), b"", ""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -50,9 +41,7 @@ class Browser:
     def __enter__(self) -> Browser:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._write)
         os.close(self._read)
         self._process.kill()
@@ -73,9 +62,8 @@ class Browser:
 
     def look(self, *, width: int, scheme: str) -> None:
         """Take a width in pixels and a colour scheme."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
-        )
+        size: dict[str, Any] = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def visit(self, page: Path) -> None:

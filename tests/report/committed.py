@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from tests.records import PROJECT, training_record, with_verdicts
+from tests.records import PROJECT, training_record
 from twinrun.results.judged import Judged
 from twinrun.results.verdicts import Outcome, Verdict
 
@@ -28,34 +28,18 @@ def changed(found: Judged, **fields: Any) -> Judged:
 
 def judged(found: Judged, *outcomes: Outcome) -> Judged:
     """Return the record with a verdict for each of `outcomes`."""
-    return with_verdicts(found, *map(verdict, outcomes))
+    return changed(found, verdicts=tuple(map(verdict, outcomes)))
 
 
 def verdict(outcome: Outcome, **fields: Any) -> Verdict:
     """Return a verdict on a ratio of two points."""
-    known: dict[str, Any] = {
-        "claim": "a-claim",
-        "statement": "It keeps its speed",
-        "reason": "",
-        "published": 0.958,
-        "measured": None,
-        "metric": "tokens-per-second",
-        "title": "tokens/s",
-        "unit": "ratio",
-        "per": "device",
-    }
-    return Verdict(outcome=outcome, **(known | fields))
+    known: dict[str, Any] = {"claim": "a-claim", "statement": "It keeps its speed", "reason": ""}
+    known |= {"published": 0.958, "measured": None, "metric": "tokens-per-second", "title": "tokens/s"}
+    return Verdict(outcome=outcome, **(known | {"unit": "ratio", "per": "device"} | fields))
 
 
 def restated(outcome: Outcome) -> Verdict:
     """Return a restatement that was judged."""
-    return verdict(
-        outcome,
-        statement="It trains at 46 % of the peak",
-        reason="it is so",
-        published=45.86,
-        measured=None if outcome == "not-comparable" else 50.0,
-        metric="model-flops-share",
-        title="MFU",
-        unit="%",
-    )
+    said: dict[str, Any] = {"statement": "It trains at 46 % of the peak", "reason": "it is so"}
+    said |= {"published": 45.86, "metric": "model-flops-share", "title": "MFU", "unit": "%"}
+    return verdict(outcome, measured=None if outcome == "not-comparable" else 50.0, **said)

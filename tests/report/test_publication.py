@@ -1,12 +1,16 @@
-"""The page of a publication: what is published, measured and predicted, by the publication's own figures."""
+"""Tables of all records: the page of a publication by its figures, and the rows of README.md."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from tests.records import PROJECT, bench_record
 from tests.report.committed import newest
 from twinrun.report.publication import documents, publication_page, publication_rows
+from twinrun.report.site import with_figures
+from twinrun.report.words import headline
 
 TRAINING = newest("mpt7b-scaling")
 BENCH = bench_record({"scan-forward-fp16": [1.0] * 20})
@@ -43,3 +47,20 @@ def test_the_page_groups_claims_by_figure() -> None:
     assert len(heads) == len(set(heads))
     assert {"### Table 2: mpt-chinchilla", "### Figure 5: mpt7b-scaling"} <= set(heads)
     assert " of 4 claims judged" in page
+
+
+PAGE = "before\n<!-- figures -->\nold\n<!-- end of figures -->\nafter\n"
+
+
+def test_each_record_that_stands_for_a_recipe_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        type(PROJECT), "results", lambda _, one: [Path("a")] if one.recipe.name == "mpt7b-scaling" else []
+    )
+    monkeypatch.setattr("twinrun.report.site.read_record", lambda *_: TRAINING)
+    text = with_figures(PAGE, PROJECT)
+    (row,) = (line for line in text.splitlines() if line.startswith("| `mpt7b-scaling` | 50.0%"))
+    assert row.endswith(f" | {headline(TRAINING)} | 2026-11-21 |")
+    assert "\nold\n" not in text
+    assert with_figures(text, PROJECT) == text
+    monkeypatch.setattr(type(PROJECT), "results", lambda *_: [])
+    assert "No record of a run on GPUs is committed yet." in with_figures(PAGE, PROJECT)

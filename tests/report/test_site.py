@@ -20,14 +20,9 @@ pytestmark = pytest.mark.needs("chromium", "mkdocs", "axe_core_python")
 WIDTHS = (390, 1000, 1400)
 # Colours are the same on all pages of a kind, and one of each kind is held to the rules of accessibility.
 KINDS = (
-    "index.html",
-    "guides/run-an-experiment/index.html",
-    "reference/commands/index.html",
-    "results/index.html",
-    "results/hardware/index.html",
-    "results/hardware/mpt-7b/index.html",
-    "results/cluster-acceptance.html",
-    "results/predictions/index.html",
+    *("index.html", "guides/run-an-experiment/index.html", "reference/commands/index.html"),
+    *("results/index.html", "results/hardware/index.html", "results/hardware/mpt-7b/index.html"),
+    *("results/cluster-acceptance.html", "results/predictions/index.html"),
     "results/publications/002/index.html",
 )
 AXE = """axe.run(document, {resultTypes: ["violations"]}).then(found => found.violations.map(one =>
@@ -83,34 +78,27 @@ def pages(site: Path) -> list[Path]:
     return sorted(page for page in site.rglob("*.html") if page.name != "404.html")
 
 
-def kinds(site: Path) -> list[Path]:
-    """Return the pages to look at: of the records of a recipe, whose pages are alike, the newest."""
-    records = [page for page in pages(site) if page.stem.isdecimal()]
-    newest = {page.parent: page for page in sorted(records, key=lambda page: int(page.stem))}
-    return [page for page in pages(site) if page not in records] + list(newest.values())
-
-
 def test_no_page_is_wider_than_its_screen_or_has_a_text_that_cannot_be_read(
     site: Path, browser: Browser
 ) -> None:
-    found = {}
-    for page in kinds(site):
-        name = str(page.relative_to(site))
+    # Of the records of a recipe, whose pages are alike, the newest.
+    records = sorted((one for one in pages(site) if one.stem.isdecimal()), key=lambda one: int(one.stem))
+    newest, found = {page.parent: page for page in records}.values(), {}
+    for page in (*(one for one in pages(site) if one not in records), *newest):
         browser.visit(page)
         # A colour scheme moves nothing.
         for width in WIDTHS:
             browser.look(width=width, scheme="light")
             if faults := browser.value(FAULTS):
-                found[f"{name}, {width}"] = faults
-    assert not found, "\n".join(f"{name}: {faults}" for name, faults in found.items())
+                found[f"{page.relative_to(site)}, {width}"] = faults
+    assert not found
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(WIDTHS[0], "light"), (WIDTHS[-1], "dark")])
 def test_pages_keep_the_rules_of_accessibility(site: Path, browser: Browser, width: int, scheme: str) -> None:
     package = find_spec("axe_core_python")
-    assert package
-    assert package.origin
-    rules = Path(package.origin).with_name("axe.min.js").read_text(encoding="utf-8")
+    assert package is not None
+    rules = Path(str(package.origin)).with_name("axe.min.js").read_text(encoding="utf-8")
     found = {}
     browser.look(width=width, scheme=scheme)
     for name in KINDS:
@@ -118,25 +106,20 @@ def test_pages_keep_the_rules_of_accessibility(site: Path, browser: Browser, wid
         browser.value(f"{rules}; 0")
         if faults := browser.value(AXE):
             found[name] = faults
-    assert not found, "\n".join(f"{name}: {faults}" for name, faults in found.items())
+    assert not found
 
 
-def test_no_page_is_heavy(site: Path) -> None:
-    sizes = {str(page.relative_to(site)): page.stat().st_size for page in pages(site)}
-    assert not {name: size for name, size in sizes.items() if size > MOST_BYTES}
-
-
-def test_every_link_leads_somewhere(site: Path) -> None:
+def test_no_page_is_heavy_and_every_link_leads_somewhere(site: Path) -> None:
     texts = {page: page.read_text(encoding="utf-8") for page in pages(site)}
+    assert not {str(page): len(text) for page, text in texts.items() if len(text.encode()) > MOST_BYTES}
     names = {page: set(IDENTIFIER.findall(text)) for page, text in texts.items()}
     broken = []
-    for page, text in texts.items():
-        for link in set(LINK.findall(text)):
-            address, fragment = urldefrag(link)
-            if re.match(r"[a-z]+:|//", address) or link in {"", "."}:
-                continue
-            target = (page.parent / unquote(address)).resolve() if address else page
-            target = target / "index.html" if target.is_dir() else target
-            if not target.exists() or (fragment and target in names and fragment not in names[target]):
-                broken.append(f"{page.relative_to(site)}: {link}")
-    assert not broken, "\n".join(broken)
+    for page, link in ((page, link) for page, text in texts.items() for link in set(LINK.findall(text))):
+        address, fragment = urldefrag(link)
+        if re.match(r"[a-z]+:|//", address) or link in {"", "."}:
+            continue
+        target = (page.parent / unquote(address)).resolve() if address else page
+        target = target / "index.html" if target.is_dir() else target
+        if not target.exists() or (fragment and target in names and fragment not in names[target]):
+            broken.append(f"{page.relative_to(site)}: {link}")
+    assert not broken

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.records import training_record
@@ -14,79 +16,57 @@ from twinrun.report.words import (
     shown_conditions,
     tone_of,
 )
-from twinrun.results.verdicts import Condition, ConditionName, Outcome
+from twinrun.results.verdicts import Condition, ConditionName
 
 RECORD = newest("mpt7b-scaling")
 
 
-PLACE = "On 2 x NVIDIA H200 SXM: "
-
-
 @pytest.mark.parametrize(
-    ("outcomes", "sentence", "colour"),
+    ("outcomes", "further", "count", "rest", "colour"),
     [
-        (("reproduced", "reproduced"), "2 of 2 claims reproduced as published.", "good"),
+        ("reproduced reproduced", "", "2 of 2 claims", "", "good"),
+        ("reproduced not-comparable", "", "1 of 2 claims", ", 1 cannot be asked here", "good"),
+        ("reproduced not-reproduced", "", "1 of 2 claims", ", `a-claim` not reproduced", "bad"),
+        ("failed reproduced", "", "1 of 2 claims", ", `a-claim` failed", "bad"),
+        ("not-comparable", "", "0 of 1 claim", ", 1 cannot be asked here", "neutral"),
+        ("config-mismatch", "", "0 of 1 claim", ", 1 is of another configuration", "neutral"),
+        ("reproduced", "holds-here", "1 of 2 claims", ", 1 holds here", "good"),
         (
-            ("reproduced", "not-comparable"),
-            "1 of 2 claims reproduced as published, 1 cannot be asked here.",
-            "good",
-        ),
-        (
-            ("reproduced", "not-reproduced"),
-            "1 of 2 claims reproduced as published, `a-claim` not reproduced.",
+            "reproduced",
+            "holds-here holds-here fails-here",
+            "1 of 4 claims",
+            ", 2 hold here, `a-claim` fails here",
             "bad",
         ),
-        (("failed", "reproduced"), "1 of 2 claims reproduced as published, `a-claim` failed.", "bad"),
-        (("not-comparable",), "0 of 1 claim reproduced as published, 1 cannot be asked here.", "neutral"),
-        (
-            ("config-mismatch",),
-            "0 of 1 claim reproduced as published, 1 is of another configuration.",
-            "neutral",
-        ),
+        ("reproduced", "not-comparable", "1 of 2 claims", ", 1 cannot be asked here", "good"),
     ],
 )
-def test_the_headline_counts_what_reproduced(
-    outcomes: tuple[Outcome, ...], sentence: str, colour: str
+def test_the_headline_counts_what_reproduced_and_what_holds_here(
+    outcomes: Any, further: Any, count: str, rest: str, colour: str
 ) -> None:
-    record = judged(RECORD, *outcomes)
-    assert (headline(record), tone_of(record.verdicts)) == (PLACE + sentence, colour)
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "sentence", "colour"),
-    [
-        (("holds-here",), "1 of 2 claims reproduced as published, 1 holds here.", "good"),
-        (
-            ("holds-here", "holds-here", "fails-here"),
-            "1 of 4 claims reproduced as published, 2 hold here, `a-claim` fails here.",
-            "bad",
-        ),
-        (("not-comparable",), "1 of 2 claims reproduced as published, 1 cannot be asked here.", "good"),
-    ],
-)
-def test_the_headline_counts_what_holds_here(
-    outcomes: tuple[Outcome, ...], sentence: str, colour: str
-) -> None:
-    found = [verdict("not-comparable", here=restated(outcome)) for outcome in outcomes]
-    record = changed(RECORD, verdicts=(verdict("reproduced"), *found))
-    assert (headline(record), tone_of(record.verdicts)) == (PLACE + sentence, colour)
+    record = judged(RECORD, *outcomes.split())
+    elsewhere = (verdict("not-comparable", here=restated(one)) for one in further.split())
+    record = changed(record, verdicts=(*record.verdicts, *elsewhere))
+    said = f"On 2 x NVIDIA H200 SXM: {count} reproduced as published{rest}."
+    assert (headline(record), tone_of(record.verdicts)) == (said, colour)
 
 
 def test_what_ran_small_says_so() -> None:
-    rates = {"devices=1": 0.1, "devices=2": 0.1}
-    record = training_record(rates, gpu=None, scale="smoke")
-    smoke = headline(record)
+    smoke = headline(training_record({"devices=1": 0.1, "devices=2": 0.1}, gpu=None, scale="smoke"))
     place = "2 ranks on a processor with 0.1247 M of 6,659 M parameters"
     assert smoke == f"Smoke run on {place}: 2 checks of the code hold, 3 claims need a GPU."
     whole = headline(training_record({"nodes=1": 83.0}))
     assert whole.startswith("On 8 devices of AMD Instinct MI250, 2 to a card: ")
+    alone = headline(judged(RECORD))
+    assert alone.endswith("bf16, composer reaches 50.0% (MFU, devices=2). No claim is about one run alone.")
 
 
 def test_a_restated_value_is_in_the_neutral_metric() -> None:
     found = verdict("not-comparable", here=restated("holds-here"), reason="other GPU")
-    assert outcome(found) == "✓ holds here"
+    assert (outcome(found), outcome(verdict("not-reproduced"))) == ("✓ holds here", "✗ not reproduced")
     assert (published_neutral(found), measured_value(found)) == ("45.9 % MFU", "50.0 % MFU")
     assert found.why == "it is so"
+    assert heading("micro-\nbatch\nof a device") == "microbatch of a device"
 
 
 @pytest.mark.parametrize(
@@ -106,20 +86,10 @@ def test_a_value_has_its_unit(
     assert (published_value(found), measured_value(found)) == texts
 
 
-def test_an_outcome_has_a_sign() -> None:
-    assert outcome(verdict("not-reproduced")) == "✗ not reproduced"
-
-
-def test_a_heading_is_one_line() -> None:
-    assert heading("micro-\nbatch\nof a device") == "microbatch of a device"
-
-
 def test_what_was_not_judged_says_what_it_needs() -> None:
     names: tuple[ConditionName, ...] = ("hardware", "samples", "samples", "account")
     unmet = [Condition(name=name, met=False, seen="seen") for name in names]
     record = changed(RECORD, verdicts=tuple(verdict("not-comparable", conditions=(one,)) for one in unmet))
-    assert headline(record).endswith(
-        "0 of 4 claims reproduced as published, 1 needs the published hardware, 2 are undecided,"
-        " 1 needs a whole record."
-    )
+    needs = "1 needs the published hardware, 2 are undecided, 1 needs a whole record."
+    assert headline(record).endswith(f"0 of 4 claims reproduced as published, {needs}")
     assert shown_conditions(record.verdicts[1]) == [("!", "the samples decide", "seen")]

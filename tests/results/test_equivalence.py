@@ -45,23 +45,17 @@ def test_an_interval_worked_by_hand() -> None:
 
 
 def test_the_mean_weighs_tasks_alike_and_tasks_hold_together() -> None:
-    pairs = {
-        "small": counted(both=5, a=1, b=2, neither=2),
-        "large": counted(both=500, a=100, b=50, neither=350),
-    }
-    found = compare_scores(pairs, margin=0.2)
+    small, large = counted(both=5, a=1, b=2, neither=2), counted(both=500, a=100, b=50, neither=350)
+    found = compare_scores({"small": small, "large": large}, margin=0.2)
     assert found.mean.difference == pytest.approx((0.1 - 0.05) / 2)
-    small, large = (
-        (1 / 12, (4 / 12 - (1 / 12) ** 2) / 12),
-        (-50 / 1002, (151 / 1002 - (50 / 1002) ** 2) / 1002),
+    (a, spread), (b, other) = (
+        (n / d, (m / d - (n / d) ** 2) / d) for n, m, d in ((1, 4, 12), (-50, 151, 1002))
     )
-    centre = (small[0] + large[0]) / 2
-    half = 1.644854 * math.sqrt(small[1] + large[1]) / 2
+    centre, half = (a + b) / 2, 1.644854 * math.sqrt(spread + other) / 2
     assert (found.mean.low, found.mean.high) == pytest.approx((centre - half, centre + half), abs=1e-6)
     by_name = {one.task: one for one in found.tasks}
     # 5 % over two tasks: z of 2.5 %.
-    half = 1.959964 * math.sqrt(large[1])
-    assert by_name["large"].high == pytest.approx(large[0] + half, abs=1e-6)
+    assert by_name["large"].high == pytest.approx(b + 1.959964 * math.sqrt(other), abs=1e-6)
 
 
 def test_a_task_on_which_they_differ_is_not_averaged_away() -> None:

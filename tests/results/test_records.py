@@ -32,7 +32,7 @@ from twinrun.results import reading
 from twinrun.results.judge import judged
 from twinrun.results.judged import Judged
 from twinrun.results.reading import confirmations, read_content, read_record
-from twinrun.results.record import write_record
+from twinrun.results.record import MINOR, write_record
 
 Content = dict[str, Any]
 RECIPES = sorted(path.stem for path in RECORDS.glob("*.json"))
@@ -60,23 +60,16 @@ def read(content: Content) -> Judged:
     return judged(read_content(sealed(content), place="record.json"), PROJECT)
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in items:
-        yield from places(one, (*path, key)) if isinstance(one, (dict, list)) and one else [(*path, key)]
-
-
-def at(content: Content, path: tuple[Any, ...]) -> tuple[Any, Any]:
-    for key in path[:-1]:
-        content = content[key]
-    return content, path[-1]
+def leaves(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the holder and the key of every leaf."""
+    for key, one in list(value.items() if isinstance(value, dict) else enumerate(value)):
+        yield from leaves(one) if isinstance(one, (dict, list)) and one else [(value, key)]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_an_edit_of_any_leaf_is_refused_by_the_digest(recipe: str) -> None:
     content, kept = smoke(recipe), 0
-    for path in places(content):
-        holder, key = at(content, path)
+    for holder, key in leaves(content):
         before = holder[key]
         holder[key] = before + 1 if isinstance(before, (int, float)) else f"{before}x"
         with pytest.raises(InputError):
@@ -109,16 +102,9 @@ def steps(content: Content, point: int = 0) -> list[Content]:
     return found
 
 
-def scale_seconds(content: Content, factor: float) -> None:
-    for point in content["points"]:
-        for step in point["result"]["steps"]:
-            step["seconds"] *= factor
-
-
-def losses_in_bits(content: Content) -> None:
-    for point in content["points"]:
-        for step in point["result"]["steps"]:
-            step["loss"] /= math.log(2)
+def scaled(content: Content, name: str, factor: float) -> None:
+    for step in (step for number in range(len(content["points"])) for step in steps(content, number)):
+        step[name] *= factor
 
 
 def device(content: Content, **fields: Any) -> None:
@@ -132,10 +118,6 @@ def result(content: Content, **fields: Any) -> None:
         point["result"] |= fields
 
 
-def of_plan(content: Content, **fields: Any) -> None:
-    content["plan"] |= fields
-
-
 def library(content: Content, version: str) -> None:
     for point in content["points"]:
         point["result"]["libraries"]["torch"] = version
@@ -143,8 +125,8 @@ def library(content: Content, version: str) -> None:
 
 # Alterations with the digest computed anew, that break physics, completeness or the plan.
 BROKEN: dict[str, Callable[[Content], object]] = {
-    "faster than the peak": lambda one: scale_seconds(one, 1 / 3),
-    "at 99 % of the peak": lambda one: scale_seconds(one, 500 / 980),
+    "faster than the peak": lambda one: scaled(one, "seconds", 1 / 3),
+    "at 99 % of the peak": lambda one: scaled(one, "seconds", 500 / 980),
     "a step left out": lambda one: steps(one).pop(20),
     "a step twice": lambda one: steps(one).append(steps(one)[-1]),
     "warm-up timed": lambda one: steps(one)[0].update(timed=True),
@@ -158,7 +140,7 @@ BROKEN: dict[str, Callable[[Content], object]] = {
     "another parallelism": lambda one: result(one, parallelism="ddp"),
     "0.1 GiB of memory": lambda one: result(one, peak_memory_bytes=1 << 27),
     "more memory than there is": lambda one: result(one, peak_memory_bytes=1 << 38),
-    "losses in bits": losses_in_bits,
+    "losses in bits": lambda one: scaled(one, "loss", 1 / math.log(2)),
     "one loss at all steps": lambda one: [step.update(loss=10.9) for step in steps(one)],
     "no losses": lambda one: [step.update(loss=0.0) for step in steps(one)],
     "other data at one point": lambda one: one["points"][0]["result"].update(data_hash="e" * 64),
@@ -220,24 +202,8 @@ def test_a_doubt_takes_reproduced_away_and_stands_beside_the_verdict(name: str) 
     assert altered.doubts
 
 
-def requeued(content: Content) -> None:
-    """Rename every host, as a job has that a scheduler started again elsewhere."""
-    text = json.dumps(content).replace('"node-', '"Rack-7.example-')
-    content.update(json.loads(text))
-
-
-def resumed(content: Content) -> None:
-    """Mark warm-up steps in the middle, as ranks do that went on from a checkpoint."""
-    for step in steps(content)[14:19]:
-        step.update(timed=False, watts=None)
-
-
 def settings(content: Content, **fields: Any) -> None:
     content["plan"]["part"]["training"] |= fields
-
-
-def own_layout(content: Content) -> None:
-    result(content, parallelism="fsdp1")
 
 
 def fewer_steps(content: Content) -> None:
@@ -264,59 +230,44 @@ def older_schema(content: Content) -> None:
     """Take away what a minor version of the schema has added with a default."""
     del content["evidence"], content["environment"]["changed_files"]
     for point in content["points"]:
-        del point["slow"]
-        del point["result"]["blocked_seconds"]
+        del point["slow"], point["result"]["blocked_seconds"]
 
 
-def more_nodes(content: Content) -> None:
+def more_nodes(content: Content, **fields: Any) -> None:
     allocation = content["allocation"]
     first = allocation["reports"][allocation["nodes"][0]]
     allocation["nodes"].append("spare")
-    allocation["reports"]["spare"] = copy.deepcopy(first)
-
-
-def other_packages(content: Content) -> None:
-    more_nodes(content)
-    content["allocation"]["reports"]["spare"]["software_sha256"] = "6" * 64
+    allocation["reports"]["spare"] = copy.deepcopy(first) | fields
 
 
 def in_a_container(content: Content) -> None:
-    of_plan(content, engine="docker")
-    content["environment"]["image_digest"] = "sha256:" + "a" * 64
-
-
-def without_architecture(content: Content) -> None:
-    device(content, arch=None, memory_bytes=None, name="NVIDIA H200")
-
-
-def no_power(content: Content) -> None:
-    for point in content["points"]:
-        for step in point["result"]["steps"]:
-            step["watts"] = None
+    content["plan"]["engine"], content["environment"]["image_digest"] = "docker", "sha256:" + "a" * 64
 
 
 # What an honest record may have otherwise.
 HONEST: dict[str, Callable[[Content], object]] = {
-    "resumed": resumed,
-    "requeued": requeued,
+    # As ranks mark steps that went on from a checkpoint.
+    "resumed": lambda one: [step.update(timed=False, watts=None) for step in steps(one)[14:19]],
+    # As a job has that a scheduler started again elsewhere.
+    "requeued": lambda one: one.update(json.loads(json.dumps(one).replace('"node-', '"Rack-7.example-'))),
     "another device name": lambda one: device(one, name="Graphics Device"),
-    "no architecture from an older rank": without_architecture,
+    "no architecture from an older rank": lambda one: device(one, arch=None, memory_bytes=None, name="H200"),
     "an older minor schema": older_schema,
-    "an older version of the recipe": lambda one: of_plan(one, recipe_version=1),
-    "code that moved": lambda one: of_plan(one, script="twinrun.train.elsewhere"),
-    "another launcher": lambda one: of_plan(one, launcher="flux"),
-    "another scheduler": lambda one: of_plan(one, scheduler="lsf"),
+    "an older version of the recipe": lambda one: one["plan"].update(recipe_version=1),
+    "code that moved": lambda one: one["plan"].update(script="twinrun.train.elsewhere"),
+    "another launcher": lambda one: one["plan"].update(launcher="flux"),
+    "another scheduler": lambda one: one["plan"].update(scheduler="lsf"),
     "a container": in_a_container,
-    "another engine": lambda one: of_plan(one, engine="podman"),
+    "another engine": lambda one: one["plan"].update(engine="podman"),
     "one node of several": more_nodes,
     "fewer steps": fewer_steps,
     "more warm-up": more_warmup,
     "a microbatch that did not fit": did_not_fit,
-    "another way of sharding": own_layout,
+    "another way of sharding": lambda one: result(one, parallelism="fsdp1"),
     "another driver and kernel": lambda one: [
         report.update(driver="9", kernel="7") for report in one["allocation"]["reports"].values()
     ],
-    "no power": no_power,
+    "no power": lambda one: [step.update(watts=None) for n in range(3) for step in steps(one, n)],
     "an unknown name of the run": lambda one: one.update(run="my-run"),
     "a later version of twinrun": lambda one: one.update(twinrun="9.9"),
     "further libraries": lambda one: [
@@ -325,7 +276,7 @@ HONEST: dict[str, Callable[[Content], object]] = {
     "variables of the site": lambda one: one["environment"].update(variables={"NCCL_DEBUG": "WARN"}),
     "further files": lambda one: one.update(files={"notes.txt": "0" * 64}),
     "slow ranks": lambda one: one["points"][0].update(slow=["rank 3 is slow"]),
-    "nodes with other packages": other_packages,
+    "nodes with other packages": lambda one: more_nodes(one, software_sha256="6" * 64),
 }
 
 
@@ -390,7 +341,7 @@ def test_a_claim_that_nobody_has_written_says_so() -> None:
 
 def test_a_newer_or_older_form_is_refused_and_a_minor_one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     content = smoke("rmsnorm")
-    for version in ("2", "4.0", f"3.{reading.MINOR + 1}", 2):
+    for version in ("2", "4.0", f"3.{MINOR + 1}", 2):
         with pytest.raises(InputError, match="unknown version"):
             read_content(sealed(content | {"schema_version": version}), place="record.json")
     monkeypatch.setattr(reading, "MINOR", 4)
@@ -404,25 +355,13 @@ def test_a_relative_root_loses_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert finals(read_record(tmp_path / "one.json", project)) == finals(training())
 
 
-@pytest.mark.parametrize(
-    ("signers", "rate", "why"),
-    [
-        (("signed by ada", "signed by bob"), 496.0, "agrees within both spreads"),
-        (("signed by ada", "signed by bob"), 460.0, "and there"),
-        (("signed by ada", "signed by ada"), 496.0, "a second signer confirms"),
-        (("signed by ada", "unsigned"), 496.0, "both must be signed"),
-    ],
-)
-def test_a_second_signer_within_both_spreads_confirms(
-    signers: tuple[str, str], rate: float, why: str
-) -> None:
+@pytest.mark.parametrize(("rate", "why"), [(496.0, "agrees within both spreads"), (460.0, "and there")])
+def test_a_second_signer_within_both_spreads_confirms(rate: float, why: str) -> None:
     given: Content = {"gpu": "h200", "scale": "node", "settings": ("model=mpt-7b",), "spread": 0.01}
-    mine = dataclasses.replace(training(), signer=signers[0])
     theirs = training_record({**RATES, "devices=4": rate}, run="another", **given)
-    theirs = dataclasses.replace(theirs, signer=signers[1])
-    found = {one.claim: one for one in confirmations(mine, theirs)}
-    assert why in found["throughput-1-node"].why
-    assert found["throughput-1-node"].confirmed == ("agrees" in why)
+    signed = (dataclasses.replace(one, signer=f"signed by {one.run}") for one in (training(), theirs))
+    found = {one.claim: one for one in confirmations(*signed)}["throughput-1-node"]
+    assert (why in found.why, found.confirmed) == (True, "agrees" in why)
 
 
 def test_a_plan_says_which_claims_a_run_of_it_will_answer(command: Command) -> None:

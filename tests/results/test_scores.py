@@ -33,25 +33,13 @@ def scored(*, apart: float = 0.0, rules: dict[str, Any] | None = None, model: st
     made = made.model_copy(update={"part": made.part.model_copy(update={"tasks": tasks})})
     found = []
     for one in tasks:
-        documents = one.documents or 1000
+        documents, named = one.documents or 1000, {"task": one.name, "rule": one.rule, "shots": 0}
         right = round((PUBLISHED[one.name] + apart) * documents) / documents
-        found.append(
-            TaskScore(
-                task=one.name,
-                rule=one.rule,
-                shots=0,
-                documents=documents,
-                score=right,
-                error=math.sqrt(right * (1 - right) / (documents - 1)),
-                by_rule={one.rule: right},
-                prompts_sha256="p",
-                version="1",
-                requests=4 * documents,
-                batch=16,
-                seconds=2.0,
-                forward_seconds=0.5,
-            )
-        )
+        error = math.sqrt(right * (1 - right) / (documents - 1))
+        scored: dict[str, Any] = {"score": right, "error": error, "by_rule": {one.rule: right}}
+        work = {"requests": 4 * documents, "batch": 16, "seconds": 2.0, "forward_seconds": 0.5}
+        counted = {"documents": documents, "prompts_sha256": "p", "version": "1"}
+        found.append(TaskScore.model_validate(named | scored | work | counted))
     weights = ModelScores(sha256="w", tensors_sha256="t", parameters=1_315_723_264, tasks=tuple(found))
     result = EvaluationResult(
         point=made.points[0].id,
@@ -124,12 +112,8 @@ def differing(
 ) -> dict[str, list[tuple[float, float]]]:
     """Return pairs of which a share differs, the means `apart`."""
     better, worse = round(documents * (share + apart) / 2), round(documents * (share - apart) / 2)
-    kinds: dict[tuple[float, float], int] = {
-        (0, 1): better,
-        (1, 0): worse,
-        (1, 1): documents - better - worse,
-    }
-    return {"arc": [kind for kind, count in kinds.items() for _ in range(count)]}
+    kinds = ((0.0, 1.0, better), (1.0, 0.0, worse), (1.0, 1.0, documents - better - worse))
+    return {"arc": [(a, b) for a, b, count in kinds for _ in range(count)]}
 
 
 @pytest.mark.parametrize(

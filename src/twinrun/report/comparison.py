@@ -18,7 +18,7 @@ from twinrun.report.page import render_page
 from twinrun.report.tables import View
 from twinrun.results.compare import Comparison, MeasurementPair, SettingChange
 from twinrun.results.judged import Judged
-from twinrun.results.parity import METRIC, CurveParity
+from twinrun.results.parity import CurveParity
 from twinrun.workloads.curve_distance import CurveOutcome, parity_charts
 from twinrun.workloads.tables_and_charts import Cell, Table, number_columns, text, word_columns, word_table
 
@@ -160,15 +160,12 @@ def windows_table(held: CurveParity) -> Table:
 
 def write_parity_page(path: Path, found: Sequence[CurveParity], *, a: Judged, b: Judged) -> None:
     """Write a page with each pair of curves, their difference and the envelope; raises MachineError."""
-    label = f"{METRIC}, nats/token"
     sections = [
         {
             "held": one,
             "headline": HEADLINES[one.parity.outcome],
             "table": windows_table(one) if one.parity.windows else None,
-            "pictures": [
-                draw(chart) for chart in parity_charts(one.parity, one.a, one.b, metric=METRIC, label=label)
-            ],
+            "pictures": [draw(chart) for chart in parity_charts(one.parity, one.a, one.b)],
         }
         for one in found
     ]

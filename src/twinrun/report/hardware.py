@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -183,8 +183,8 @@ def _predicted(name: str, shape: ModelShape, gpu: Gpu) -> tuple[str | None, Pred
 
 def write_hardware_page(path: Path, found: Sequence[ModelChoices], prices: Mapping[str, float]) -> None:
     """Write the page as one HTML file; `prices` are of a device for an hour, by GPU."""
-    models = [(one.name, draw(picture_of(one)), table_of(one, prices)) for one in found]
-    render_page(path, "hardware.html.j2", first=first_sentence(found), models=models)
+    models = [(one.name, fastest(one), draw(picture_of(one)), table_of(one, prices)) for one in found]
+    render_page(path, "hardware.html.j2", models=models)
 
 
 def hardware_excerpt(found: Sequence[ModelChoices]) -> str:
@@ -199,7 +199,7 @@ def hardware_excerpt(found: Sequence[ModelChoices]) -> str:
         rows.append(cells)
     titles = ("model", "parameters", "fastest published", "measured here", "predicted")
     note = "Numbers are tokens/s of a device: a card of two dies is two. A model's page has every GPU."
-    return f"**{first_sentence(found)}**\n\n{markdown_table(titles, rows)}\n\n{note}"
+    return f"{markdown_table(titles, rows)}\n\n{note}"
 
 
 def model_page(one: ModelChoices) -> str:
@@ -228,23 +228,6 @@ def fastest(one: ModelChoices) -> str:
         if two and best:
             parts.append(f"{start} is {two.name}, {best.value:,.0f} tokens/s of a device.")
     return " ".join(parts) or "Nothing is known."
-
-
-def first_sentence(found: Sequence[ModelChoices]) -> str:
-    """Say how many pairs of a model and a GPU are known, by whom; the counts add up."""
-    marks: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
-    for one in found:
-        for choice in one.choices:
-            marks[one.name, choice.gpu.id] |= choice.numbers.keys()
-    counts = Counter(map(_said, marks.values()))
-    *parts, last = [f"{count} {said}" for said, count in counts.most_common()] or ["none"]
-    listed = f"{', '.join(parts)} and {last}" if parts else last
-    return f"Of {len(marks)} pairs of a model and a GPU {listed}."
-
-
-def _said(kinds: set[str]) -> str:
-    known = sorted(kinds - {"predicted"}, reverse=True) or [*kinds]
-    return f"are {' and '.join(known)}{'' if len(known) > 1 else ' alone'}" if known else "have no number"
 
 
 def picture_of(one: ModelChoices) -> RowChart:

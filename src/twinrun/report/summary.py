@@ -66,7 +66,10 @@ def placement_table(points: Sequence[MeasuredPoint]) -> Table:
     """Return where each point ran, and what did not fit before."""
     heads = ("Point", "Nodes", "Devices", "Hosts", "Did not fit into memory")
     rows = (
-        (one.id, *map(str, (one.nodes, one.devices)), ", ".join(one.sent.hosts), ", ".join(one.sent.attempts))
+        (
+            *(one.id, str(one.nodes), str(one.devices), ", ".join(one.sent.hosts)),
+            ", ".join(one.sent.attempts) or "-",
+        )
         for one in points
     )
     return word_table("Where each point ran.", heads, rows)

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from twinrun.foundation.signatures import UNSIGNED
-from twinrun.foundation.text import number, percent, plural
+from twinrun.foundation.text import number, plural
+from twinrun.report.summary import result
 from twinrun.results.judged import Judged, hardware
 from twinrun.results.verdicts import (
     FAILURES,
@@ -110,25 +111,11 @@ def measured_value(verdict: Verdict) -> str:
 def headline(record: Judged) -> str:
     """Say in one sentence what became of the claims on which hardware, and whether it ran small."""
     place = " ".join([hardware(record), *_small(record)])
-    if not record.verdicts and (found := _reached(record)):
-        return f"On {place}: {record.description.subject} reaches {found}. No claim is about one run alone."
+    if not record.verdicts and record.points:
+        value, of = result(record, record.project.metrics)
+        reached = f"{record.description.subject} reaches {value} ({of})"
+        return f"On {place}: {reached}. No claim is about one run alone."
     return _smoke(place, record) if record.plan.scale == "smoke" else sentence(place, record.verdicts)
-
-
-def _reached(record: Judged) -> str:
-    """Return the metric that stands for a record, at its largest point; empty where it has none."""
-    point = max(record.points, key=lambda one: one.devices, default=None)
-    found = [
-        (name, one) for name in record.workload.headline for one in (point.measurements if point else ())
-    ]
-    for name, one in found:
-        if one.metric == name:
-            share = name == "model-flops-share"
-            value = (
-                f"{percent(one.median)} of the dense peak" if share else f"{number(one.median)} {one.unit}"
-            )
-            return f"{value} at {point.id if point else ''}"
-    return ""
 
 
 def _smoke(place: str, record: Judged) -> str:

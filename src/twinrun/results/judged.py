@@ -129,11 +129,9 @@ class Judged:
             label=hardware(self),
             run=self.run,
             made=f"{self.created[:10]}, {self.plan.stack}",
-            evidence=self.record.evidence,
             part=self.plan.part,
             gpu=self.gpu,
             points=self.points,
-            differences=self.differences,
         )
 
     @cached_property

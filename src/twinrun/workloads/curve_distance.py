@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
@@ -22,6 +22,7 @@ LEAST_CONTROLS = 8
 WEIGHTS = "initial weights"
 # The digest that two points share when they worked through the same samples in the same order, and of what.
 ORDER, DATA = "order hash", "data"
+LOSS, AXIS = "loss", "loss, nats/token"
 # A loss is a sum in fp32: closer than this to each other, two are the same.
 RESOLUTION = 6e-8
 # Two units in the last place of fp32, where a loss is at its coarsest: distances below are 0, 1 or 2 units,
@@ -103,12 +104,6 @@ def largest_difference(curves: Sequence[Sequence[float]]) -> tuple[float, int]:
         if distance > worst:
             worst, worst_step = distance, step
     return worst, worst_step
-
-
-def same_order(points: Sequence[MeasuredPoint]) -> bool:
-    """Say whether all points have that they worked through the same samples in the same order."""
-    orders = {point.digests.get(ORDER) for point in points}
-    return len(orders) == 1 and None not in orders
 
 
 def values_of(point: MeasuredPoint, metric: str) -> tuple[float, ...]:
@@ -237,45 +232,29 @@ def _judged(found: Parity, *, controls: int, same: int, bound: float) -> tuple[C
     return "outside", f"{begin}: it grows beyond what rounding does to {runs}"
 
 
-def distance_in_words(points: Sequence[MeasuredPoint], metric: str) -> str:
-    """Name the largest relative difference between the curves of `points`."""
+def loss_chart(points: Sequence[MeasuredPoint], *, title: str) -> LineChart:
+    """Return the losses of all points over each other, and in words how far they are apart."""
+    curves, orders = [values_of(one, LOSS) for one in points], {one.digests.get(ORDER) for one in points}
+    value, step = largest_difference(curves)
+    note = "Same batches in the same order at every point; "
+    note += f"largest relative difference {value:.2g}, at step {step}." if value else "the curves are equal."
     if len(points) < 2:
-        return "One point, so there is no second curve to compare with."
-    if not same_order(points):
-        return "The points did not train on the same batches in the same order: the curves need not coincide."
-    value, step = largest_difference([values_of(point, metric) for point in points])
-    if math.isnan(value):
-        return f"A curve ends, or is not a finite number, at step {step}."
-    found = f"largest relative difference {value:.2g}, at step {step}" if value else "the curves are equal"
-    return f"Same batches in the same order at every point; {found}."
-
-
-def series_chart(
-    points: Sequence[MeasuredPoint], metric: str, *, title: str, label: str, note: str
-) -> LineChart:
-    """Return the series of all points over each other."""
-    curves = [
-        _curve(point.id, "measured", place, values, f"last {metric} {values[-1]:.4f}")
-        for place, point in enumerate(points)
-        if (values := values_of(point, metric))
-    ]
-    notes = (note,)
-    return LineChart(
-        name=metric, title=title, x_label="step", y_label=label, curves=tuple(curves), notes=notes
+        note = "One point, so there is no second curve to compare with."
+    elif len(orders) > 1 or None in orders:
+        note = "The points did not train on the same batches in the same order: the curves need not coincide."
+    elif math.isnan(value):
+        note = f"A curve ends, or is not a finite number, at step {step}."
+    drawn = tuple(
+        _curve(point.id, "measured", place, values, f"last {LOSS} {values[-1]:.4f}")
+        for place, (point, values) in enumerate(zip(points, curves, strict=True))
     )
+    return LineChart(name=LOSS, title=title, x_label="step", y_label=AXIS, curves=drawn, notes=(note,))
 
 
-def parity_charts(
-    found: Parity, a: ControlledCurve, b: ControlledCurve, *, metric: str, label: str
-) -> tuple[LineChart, ...]:
-    """Return for each window, the whole curve and its first steps, both curves and their difference.
-
-    Args:
-        label: of the vertical axis, with unit.
-    """
+def parity_charts(found: Parity, a: ControlledCurve, b: ControlledCurve) -> Iterator[LineChart]:
+    """Yield for each window, the whole curve and its first steps, both curves and their difference."""
     # Windows of the same steps are one.
     sizes = {window.steps: window for window in reversed(found.windows)}
-    charts = []
     for steps in sorted(sizes, reverse=True) or [min(len(a.values), len(b.values))]:
         window = sizes.get(steps)
         both = [_curve(one.name, "measured", place, one.values[:steps]) for place, one in enumerate((a, b))]
@@ -284,27 +263,24 @@ def parity_charts(
             farthest = [max(values) for values in zip(*controls, strict=True)]
             words = f"the farthest of {plural(len(controls), 'control run')}"
             apart.append(_curve(words, "baseline", 0, farthest))
-        line = "The line is the envelope: a further control run stays below it 999 times of 1000."
-        named, over = f"{metric}-parity-{steps}", window.name if window else "whole curve"
+        named, over = f"{LOSS}-parity-{steps}", window.name if window else "whole curve"
         title = f"{b.name} over {a.name}, {over}"
-        charts += [
-            LineChart(name=named, title=title, x_label="step", y_label=label, curves=tuple(both)),
-            LineChart(
-                name=f"{named}-apart",
-                title=f"How far they are apart, {over}",
-                x_label="step",
-                y_label="relative difference",
-                y_scale="log10",
-                curves=tuple(apart),
-                limit=window.envelope if window else None,
-                notes=(
-                    "A control run is the same run with samples and features summed in another order.",
-                    *((line,) if window else ()),
-                    "Steps with equal values are left out.",
-                ),
+        yield LineChart(name=named, title=title, x_label="step", y_label=AXIS, curves=tuple(both))
+        line = "The line is the envelope: a further control run stays below it 999 times of 1000."
+        yield LineChart(
+            name=f"{named}-apart",
+            title=f"How far they are apart, {over}",
+            x_label="step",
+            y_label="relative difference",
+            y_scale="log10",
+            curves=tuple(apart),
+            limit=window.envelope if window else None,
+            notes=(
+                "A control run is the same run with samples and features summed in another order.",
+                *((line,) if window else ()),
+                "Steps with equal values are left out.",
             ),
-        ]
-    return tuple(charts)
+        )
 
 
 def _relative(a: Sequence[float], b: Sequence[float], steps: int) -> list[float]:

@@ -19,13 +19,13 @@ from twinrun.predict.calibration import Run as TimedRun
 from twinrun.predict.prediction import PointPrediction
 from twinrun.protocol.allocation import Placement, PointId
 from twinrun.protocol.evaluation import DocumentsFile, PackageSource
-from twinrun.protocol.job import Checkpointing, Job, PowerReading, Result
+from twinrun.protocol.job import Job, PowerReading, Result
 from twinrun.protocol.layout import Precision, StorageNeed
 from twinrun.protocol.measurements import Numbers
 from twinrun.protocol.model_source import ModelSource
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.training import DataSource
-from twinrun.workloads.settings import Difference, Factor, Fingerprint, PointSettings, leaves, nearest
+from twinrun.workloads.settings import Factor, Fingerprint, PointSettings, leaves, nearest
 from twinrun.workloads.tables_and_charts import Chart, Table
 
 # Types of a workload for a plan, a point and a result; `Any` where every workload is served.
@@ -95,11 +95,6 @@ class Hardware(Frozen):
     processor: str = ""
     """Vendors, folders of images/vendors, of the hardware that the run uses and of the processor."""
 
-    @property
-    def processor_alone(self) -> bool:
-        """Whether the ranks of the plan will run on a processor."""
-        return self.gpu is None and self.device_memory_bytes is None and not self.devices
-
 
 class PlanRequest(Frozen, Generic[Tables]):
     """What a workload plans from."""
@@ -153,20 +148,19 @@ class LegSteps(Frozen):
         return f"leg={self.number - 1}" if self.number > 1 else None
 
 
-class Run(Frozen):
-    """The part of a job that is the same for every workload, see `Job`."""
+class Run(Job):
+    """The part of a job that is the same for every workload."""
 
-    recipe: str
-    accelerator: bool
-    out: str
-    metrics: str
-    attempt: str
-    checkpointing: Checkpointing | None = None
-    watchdog_seconds: float | None = None
-    sniff_steps: int = 0
+    point: str = ""
+    world_size: Positive = 1
     power: PowerReading | None = None
     folders: Mapping[str, str] = Field(default_factory=dict, exclude=True)
     """Folders that ranks read, by the field of the plan's description that asks for them."""
+
+    def at(self, point: Placement, *without: str) -> dict[str, Any]:
+        """Return the fields of a job at a point, `without` those that its workload has otherwise."""
+        named = {"point": point.id, "world_size": point.world_size}
+        return self.model_dump(exclude={*without}) | named
 
 
 class PointRecord(Frozen, Generic[RankResult]):
@@ -294,12 +288,9 @@ class RecordView(Frozen, Generic[PlanPart, PointPart]):
     run: str
     made: str = ""
     """Date of the run and its stack."""
-    evidence: str = "measured"
-    """Whether the record was measured here or sent in."""
     part: PlanPart
     gpu: Gpu | None
     points: tuple[MeasuredPoint[PointPart], ...]
-    differences: tuple[Difference, ...] = ()
 
 
 class PictureContext(Frozen, Generic[Tables]):

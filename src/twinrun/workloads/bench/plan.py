@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.recipe import SCALES, LoadedRecipe, Scale, ScaledTables, Sweep
 from twinrun.manifests.settings import overlay
-from twinrun.protocol.allocation import Placement
 from twinrun.protocol.bench import BenchJob, Label, Settings, Timing, possible_names
 from twinrun.workloads.settings import Fingerprint, as_fingerprint, flat, flat_fields
 from twinrun.workloads.sweep import KEYS, chosen, placements, refuse_demands
@@ -35,6 +34,8 @@ OF_BOTH, BESIDE = ("time", "error", "kept-memory", "bus-bandwidth"), ("speedup",
 OPTION = "options."
 # Key of a claim under which its restatement asks for a number.
 HERE = ".here.metric"
+# A benchmark without a sweep.
+ONE = Sweep(devices=(1,))
 KINDS = {int: "a whole number", bool: "true or false", str: "text", tuple: "a list"}
 
 
@@ -50,26 +51,19 @@ class BenchScale(Scale):
 class Figure(Frozen):
     """A picture of the benchmark: what is drawn over what."""
 
-    kind: Literal["bars", "lines"]
     title: str = ""
     """The metric when left out."""
     metric: str = "time"
     each: tuple[str, ...] = ()
     """Labels: one picture for each combination of their values."""
     series: tuple[str, ...] = ()
-    """Labels whose values name a bar or a curve, beside the implementation."""
+    """Labels whose values name a row or a curve, beside the implementation."""
     over: str | None = None
-    """Setting of the cases on the horizontal axis of lines, for example `bytes`."""
+    """Setting of the cases on the horizontal axis of curves, for example `bytes`; rows of a case without."""
     where: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Labels and the values of them that are drawn; all where a label is left out."""
     cases: tuple[str, ...] = ()
-    """Cases that are drawn; when left out of bars those that claims name, of lines all."""
-
-    @model_validator(mode="after")
-    def _lines_over(self) -> Figure:
-        if (self.kind == "lines") != (self.over is not None):
-            raise ValueError('`over` goes with `kind = "lines"`, and only with it')
-        return self
+    """Cases that are drawn; when left out of rows those that claims name, of curves all."""
 
 
 class BenchTables(ScaledTables[BenchScale]):
@@ -129,7 +123,7 @@ def check(recipe: LoadedRecipe[BenchTables], demands: Sequence[Demand]) -> Mappi
             return f"a benchmark measures no {asked.metric}"
         if asked.measurement is None and asked.metric not in ids:
             return "which call is not said: `measurement` is needed"
-        known = asked.measurement is None or asked.measurement in ids
+        known = asked.measurement in {None, *ids}
         return None if known else f"the labels give no measurement {asked.measurement}"
 
     refuse_demands(demands, gives, missing)
@@ -206,14 +200,12 @@ def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoin
     recipe, tables = request.recipe, request.recipe.tables
     scale, overrides = tables.scale(request.scale), dict(request.overrides)
     names = chosen(overrides.pop("cases", None), scale.cases, tables.cases, key="cases")
-    # A benchmark without a sweep has the one device.
-    places: Sequence[Placement | None] = [None]
-    left_out: tuple[Choice, ...] = ()
-    if scale.sweep is not None:
-        places, left_out = placements(scale.sweep, overrides, request.hardware, request.node_devices)
-    elif sized := [key for key in KEYS if key in overrides]:
+    sized = [key for key in KEYS if key in overrides and scale.sweep is None]
+    if sized:
         place, found = f"--set {sized[0]}", overrides[sized[0]]
         raise InputError("this benchmark runs on one device", place=place, found=found)
+    sweep = scale.sweep or ONE
+    places, left_out = placements(sweep, overrides, request.hardware, request.node_devices)
     typed = {key.removeprefix(OPTION): one for key, one in overrides.items() if key.startswith(OPTION)}
     _check_values(tables, typed, f"--set {OPTION}")
     bench = overlay(tables.bench, scale=scale.set, manifest=recipe.manifest, user=overrides)
@@ -222,9 +214,9 @@ def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoin
     asked = {name: value for name, value in bench.options.items() if name in typed}
     points = tuple(
         Point(
-            id=f"{name}@{place.id}" if place else name,
-            nodes=place.nodes if place else 1,
-            devices_per_node=place.devices_per_node if place else 1,
+            id=f"{name}@{place.id}" if scale.sweep else name,
+            nodes=place.nodes,
+            devices_per_node=place.devices_per_node,
             part=BenchPoint(case=name, settings=bench.options | tables.cases[name] | asked),
         )
         for name in names
@@ -267,6 +259,5 @@ def settings(part: BenchPlan, point: Point[BenchPoint]) -> Fingerprint:
 
 def job(part: BenchPlan, point: Point[BenchPoint], _attempt: int, run: Run) -> BenchJob:
     """Return the job of a case."""
-    shared = run.model_dump(exclude={"power"}) | {"point": point.id, "world_size": point.world_size}
-    case, told = point.part.case, point.part.settings
-    return BenchJob(**shared, case=case, settings=told, timing=part.bench, labels=part.labels)
+    told = {"timing": part.bench, "labels": part.labels, **dict(point.part)}
+    return BenchJob(**run.at(point, "power"), **told)

@@ -106,9 +106,9 @@ def overview(records: Sequence[BenchRecord], drawn: Context) -> Overview:
         groups: dict[tuple[str, ...], list[Drawn]] = {}
         for item in _drawn(figure, records):
             groups.setdefault(tuple(item.call.labels.get(name, "") for name in figure.each), []).append(item)
-        draw = _bars if figure.kind == "bars" else _lines
+        draw = _lines if figure.over else _case_rows
         for group, items in groups.items():
-            charts += draw(figure, items, drawn, [figure.kind, str(place), *group])
+            charts += draw(figure, items, drawn, ["figure", str(place), *group])
     return Overview(charts=tuple(charts))
 
 
@@ -136,7 +136,9 @@ def _claims(figure: Figure, items: Sequence[Drawn], drawn: Context) -> Iterator[
             yield claim.point, claim.value, device, claim.hardware.software
 
 
-def _bars(figure: Figure, items: Sequence[Drawn], drawn: Context, name: Sequence[str]) -> Iterator[RowChart]:
+def _case_rows(
+    figure: Figure, items: Sequence[Drawn], drawn: Context, name: Sequence[str]
+) -> Iterator[RowChart]:
     """Yield for each case what was published of it, ours and baselines, and the bound."""
     claims = list(_claims(figure, items, drawn))
     better = "Lower" if figure.metric == "time" else "Higher"

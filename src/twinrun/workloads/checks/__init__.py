@@ -7,7 +7,6 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import number, plural
 from twinrun.manifests.recipe import SCALES, LoadedRecipe, Scale, ScaledTables, Sweep
@@ -111,9 +110,6 @@ def plan(request: PlanRequest[ChecksTables]) -> WorkloadPlan[ChecksPlan, ChecksP
     recipe, overrides = request.recipe, dict(request.overrides)
     scale = recipe.tables.scale(request.scale)
     places, left_out = placements(scale.sweep, overrides, request.hardware, request.node_devices)
-    if "check" in overrides:
-        message, hint = "checks are listed in recipe.toml", "--set 'only=[\"ID\"]'"
-        raise InputError(message, place="--set check", hint=hint)
     checks = overlay(recipe.tables.checks, scale=scale.set, manifest=recipe.manifest, user=overrides)
     names = [one.id for one in checks.chosen]
     choice = Choice(name="checks", value=plural(len(names), "check"), because=", ".join(names))
@@ -143,18 +139,14 @@ def settings(part: ChecksPlan, _point: Point[ChecksPoint]) -> Fingerprint:
     return {"checks": len(part.checks), **asked}
 
 
-def as_written(
-    tables: ChecksTables, _part: ChecksPlan, point: Point[ChecksPoint], _name: str
-) -> tuple[ChecksPlan, Point[ChecksPoint]]:
-    """Return the checks that recipe.toml lists at the paper scale."""
-    checks = overlay(tables.checks, scale=tables.scales.paper.set, manifest="recipe.toml", user={})
-    return ChecksPlan(checks=checks.chosen), point
+def as_written(tables: ChecksTables, _part: ChecksPlan, point: Point, _name: str) -> tuple[ChecksPlan, Point]:
+    """Return the checks that recipe.toml lists."""
+    return ChecksPlan(checks=tables.checks.chosen), point
 
 
 def job(part: ChecksPlan, point: Point[ChecksPoint], _attempt: int, run: Run) -> ChecksJob:
     """Return the job of a point."""
-    shared = run.model_dump() | {"point": point.id, "world_size": point.world_size}
-    return ChecksJob(**shared, checks=part.checks)
+    return ChecksJob(**run.at(point), checks=part.checks)
 
 
 def progress(line: bytes) -> Progress:

@@ -334,10 +334,8 @@ def job(part: EvaluationPlan, point: Point[EvaluationPoint], attempt: int, run: 
         )
     names = ("shots", "batch", "precision", "limit", "tokenizer", "every")
     return EvaluationJob(
-        **run.model_dump(exclude={"checkpointing", "power"}),
+        **run.at(point, "checkpointing", "power"),
         **{name: getattr(asked, name) for name in names},
-        point=point.id,
-        world_size=point.world_size,
         tasks=part.tasks,
         training=training,
         model=_given(part.given, run.folders["model"]) if part.given else None,

@@ -26,7 +26,7 @@ from twinrun.protocol.evaluation import (
 from twinrun.protocol.measurements import FORWARD_SHARE, Measurement, Numbers, single
 from twinrun.protocol.model_source import in_words
 from twinrun.protocol.training import StepMetrics
-from twinrun.workloads.curve_distance import distance_in_words, series_chart, values_of
+from twinrun.workloads.curve_distance import loss_chart, values_of
 from twinrun.workloads.evaluation.plan import (
     ERROR,
     FORWARD,
@@ -255,7 +255,4 @@ def overview(records: Sequence[EvaluationRecord], _drawn: PictureContext[Evaluat
     trained = [one for record in records for one in record.points if values_of(one, "loss")]
     if len(records) > 1 or not trained:
         return Overview()
-    note = distance_in_words(trained, "loss")
-    return Overview(
-        charts=(series_chart(trained, "loss", title="Loss", label="loss, nats/token", note=note),)
-    )
+    return Overview(charts=(loss_chart(trained, title="Loss"),))

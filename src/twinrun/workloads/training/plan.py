@@ -217,15 +217,13 @@ def settings(part: TrainingPlan, point: Point[TrainingPoint]) -> Fingerprint:
 def job(part: TrainingPlan, point: Point[TrainingPoint], attempt: int, run: Run) -> TrainingJob:
     """Return the job of one attempt at a point, with the microbatch that it tries."""
     placed, own = point.part, part.at(point.part)
-    shared = run.model_dump() | {"data": run.folders.get("data", "")}
+    shared = run.at(point) | {"data": run.folders.get("data", "")}
     if placed.processor and run.accelerator:
         # The sensors are those of the GPUs.
         shared |= {"accelerator": False, "power": None}
     return TrainingJob(
         **shared,
         validation_data=run.folders.get("documents", ""),
-        point=point.id,
-        world_size=point.world_size,
         shape=own.shape,
         training=own.training.model_copy(update={"controls": placed.controls}),
         layout=placed.layout,

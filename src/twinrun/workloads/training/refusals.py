@@ -47,7 +47,8 @@ def of_training(
 
 def of_composer(training: Training, hardware: Hardware, *, table: str = "") -> Iterator[Refusal]:
     """Yield a precision that Composer does not have on a processor."""
-    if training.trainer == COMPOSER and training.precision != "fp32" and hardware.processor_alone:
+    alone = hardware.gpu is None and hardware.device_memory_bytes is None and not hardware.devices
+    if training.trainer == COMPOSER and training.precision != "fp32" and alone:
         hint = f"--set {table}trainer=plain computes in bf16 and fp8 there too"
         message, place = "Composer computes in fp32 on a CPU", f"--set {table}precision"
         yield message, place, training.precision, "fp32", hint

@@ -7,7 +7,7 @@ from typing import Any
 
 from twinrun.foundation.text import TERA, number, percent, plural
 from twinrun.manifests.published import PublishedClaims
-from twinrun.workloads.curve_distance import distance_in_words, parity, parity_charts, series_chart, values_of
+from twinrun.workloads.curve_distance import loss_chart, parity, parity_charts, values_of
 from twinrun.workloads.tables_and_charts import (
     Chart,
     Curve,
@@ -33,7 +33,6 @@ TOKENS, FLOPS = ("tokens-per-second", "tokens/s"), ("model-flops", "TFLOP/s")
 # More curves than these tell nothing apart.
 MAX_REFERENCES = 8
 KINDS: dict[CurveKind, str] = {"published": "published", "reference": "published elsewhere"}
-LOSS = "loss, nats/token"
 # Columns of the points: heading and measurement.
 POINTS = {
     "tokens/s\nper device": "tokens-per-second",
@@ -219,9 +218,8 @@ def _losses(record: TrainingRecord, published: PublishedClaims) -> Iterator[Char
     points = [point for point in whole(record.points, lambda one: one.part.leg) if values_of(point, "loss")]
     if not points:
         return
-    note = distance_in_words(points, "loss")
-    yield series_chart(points, "loss", title="Loss at every point", label=LOSS, note=note)
+    yield loss_chart(points, title="Loss at every point")
     if len(points) > 1 and any(one.is_distance and one.metric == "loss" for one in published.claim):
         first, last = (loss_of(record.part, point) for point in (points[0], points[-1]))
         if first and last:
-            yield from parity_charts(parity(first, last), first, last, metric="loss", label=LOSS)
+            yield from parity_charts(parity(first, last), first, last)
