@@ -69,7 +69,7 @@ def test_without_a_gpu_the_scale_is_smoke(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_with_gpus_the_scale_is_node_and_the_smallest_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    choices = {"settings": ("model=mpt-7b", "devices=2"), "scale": None}
+    choices = {"set": ("model=mpt-7b", "devices=2"), "scale": None}
     large = selected(monkeypatch, machine(140 * GIB, 140 * GIB), **choices).plan
     mixed = selected(monkeypatch, machine(140 * GIB, 80 * GIB), **choices).plan
     assert (large.scale, large.gpu, large.vendor) == ("node", "h200", H200.vendor)
@@ -126,13 +126,13 @@ def test_a_site_runs_the_points_that_its_jobs_get(
     file.write_text(SITE.replace("NODES", str(nodes)), encoding="utf-8")
     monkeypatch.setenv("TWINRUN_CLUSTER", str(file))
     monkeypatch.setattr(Slurm, "size", lambda self: up)
-    request = {"cluster": "big", "scale": "paper", "settings": ("microbatch=1",)}
+    request = {"cluster": "big", "scale": "paper", "set": ("microbatch=1",)}
     found = selected(monkeypatch, machine(), **request)
     assert max(point.nodes for point in found.plan.points) == most
     left = [choice.value for choice in found.choices if choice.name == "left out"]
     assert ("nodes=32" in "".join(left)) is (most < 32)
     with pytest.raises(MachineError):
-        selected(monkeypatch, machine(), **request | {"settings": ("microbatch=1", "nodes=64")})
+        selected(monkeypatch, machine(), **request | {"set": ("microbatch=1", "nodes=64")})
 
 
 def test_a_users_own_image_is_run_in_place_of_the_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_time_is_said_with_its_upper_end_and_what_nobody_knows(
     file = tmp_path / "cluster.toml"
     file.write_text(f"{SITE.replace('NODES', '32')}minutes = 1\nnetwork_gbit_s = 400\n", encoding="utf-8")
     monkeypatch.setenv("TWINRUN_CLUSTER", str(file))
-    few = {"settings": ("nodes=1,2",), "dry": True}
+    few = {"set": ("nodes=1,2",), "dry": True}
     found = selected(monkeypatch, machine(), cluster="big", scale="paper", **few)
     values = {one.name: one for one in found.choices}
     assert " at most " in values["time"].value
