@@ -128,7 +128,12 @@ LINES: list[tuple[list[str], list[str]]] = [
         ["--bound: no share found: 2.0 allowed: more than 0, less than 1"],
     ),
     (["bisect", RECIPE, "--bad", "cpu"], ["twinrun bisect: --good is missing allowed: the end before"]),
-    (["bisect", RECIPE, "--good", "EMPTY", "--bad", "cpu", "--dry"], ["--good: no stack, lock or record"]),
+    (["bisect", RECIPE, "--good", "EMPTY", "--bad", "cpu", "--dry"], ["EMPTY: no stack, lock or record"]),
+    (["bisect", "--good", "cpu", "--bad", "cpu"], ["RECIPE: what runs allowed: a recipe, or --run"]),
+    (
+        ["bisect", RECIPE, "--good", "cpu", "--bad", "cpu", "--number", "x"],
+        ["--number: only with --run found: no --run"],
+    ),
     (["report", RECIPE, "--form", "--add", "x"], ["--form: options exclude each other found: --add"]),
     (["report", RECIPE], [f"{RECIPE}/results: no records to report", "hint: copy a record.json there"]),
     *((["run", *options, *_further(options)], parts) for options, parts in OPTIONS),

@@ -24,6 +24,7 @@ from twinrun.protocol.models.mpt import MptShape
 
 RECIPE, STACK, VERSIONS = "timed", "small", 16
 SECONDS = 0.02
+_RECIPE = (RECIPE, "--scale", "smoke")
 # Ranks of these recipes need no PyTorch; what every launcher starts them with is all that this has of it.
 _AGENT = """\
 import runpy, sys
@@ -91,10 +92,10 @@ class SlowLibrary:
         lock.write_text(text, encoding="utf-8")
         return lock
 
-    def arguments(self, good: Path, bad: Path, *options: str) -> list[str]:
+    def arguments(self, good: Path, bad: Path, *options: str, ran: Sequence[str] = _RECIPE) -> list[str]:
         """Return the command that bisects between two locks."""
-        ends = ("--good", str(good), "--bad", str(bad), "--scale", "smoke", "--yes", "--json")
-        return [sys.executable, "-m", "twinrun", "bisect", RECIPE, *ends, *options]
+        ends = ("--good", str(good), "--bad", str(bad), "--yes", "--json")
+        return [sys.executable, "-m", "twinrun", "bisect", *ran, *ends, *options]
 
     def start(self, arguments: Sequence[str]) -> subprocess.Popen[str]:
         """Start a command of the checkout."""
@@ -107,9 +108,11 @@ class SlowLibrary:
             text=True,
         )
 
-    def bisect(self, good: Path, bad: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    def bisect(
+        self, good: Path, bad: Path, *options: str, ran: Sequence[str] = _RECIPE
+    ) -> tuple[int, dict[str, Any]]:
         """Return the exit code of a bisection and what it printed."""
-        process = self.start(self.arguments(good, bad, *options))
+        process = self.start(self.arguments(good, bad, *options, ran=ran))
         printed, said = process.communicate(timeout=900)
         assert printed, said
         return process.returncode, json.loads(printed)

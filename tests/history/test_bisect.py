@@ -13,9 +13,8 @@ import pytest
 
 from tests.history.slow_library import RECIPE, STACK, SlowLibrary, made, slower, versions
 from tests.indexes import serving_folder, wheel
-from twinrun.history.path import ChangePath, between, path_between, resolver
-from twinrun.history.sides import side_of
-from twinrun.history.state_runs import RunQuestion, StateRunner
+from twinrun.history.path import ChangePath, between, path_between, resolver, side_of
+from twinrun.history.state_runs import RecipeRunner, RunQuestion
 from twinrun.planning.project import Project
 from twinrun.runs.selection import Request
 
@@ -69,23 +68,46 @@ def test_states_of_a_path_run_in_real_environments(
         monkeypatch.setenv(name, value)
     project = Project(site.root)
     stack = project.stack(STACK).stack
-    sides = [side_of(project, str(lock), option="") for lock in (good, bad)]
-    path = path_between(*sides, resolves=resolver(stack))
+    sides = [side_of(project, str(lock)) for lock in (good, bad)]
+    path = path_between(*sides, resolves=resolver(stack.interpreter()))
     (step,) = path.steps
-    inner = ChangePath(start=path.start, steps=between(step, path.start, stack=stack, root=site.root))
+    inner = ChangePath(start=path.start, steps=between(step, path.start, python=stack.interpreter()))
     assert [one.label for one in inner.steps] == ["slowlib 1.0 -> 2.0", "slowlib 2.0 -> 3.0"]
-    runner = StateRunner(
+    runner = RecipeRunner(
+        subject=RECIPE,
         project=project,
-        request=Request(recipe=RECIPE, scale="smoke"),
+        request=Request(recipe=RECIPE, vendor="cpu", scale="smoke"),
         stack=STACK,
         question=RunQuestion(kind="metric", metric="norm-fp32"),
         folder=tmp_path / "bisect",
         say=print,
     )
-    first, broken, last = (runner.run(inner.prefix(at), position=str(at), purpose="") for at in range(3))
+    first, broken, last = (
+        runner.run(inner.state(range(1, at + 1)), position=str(at), purpose="") for at in range(3)
+    )
     assert (first.outcome, broken.outcome, last.outcome) == ("measured", "refused", "measured"), broken.detail
     assert first.value is not None
     assert last.value == pytest.approx(3 * first.value, rel=0.5)
+
+
+@pytest.mark.usefixtures("two_minutes")
+@pytest.mark.parametrize(
+    ("last", "options", "most"),
+    [("print(slowlib.RATE)", ("--number", r"^([\d.]+)$"), 40), ("assert slowlib.RATE > 95", (), 10)],
+    ids=["number", "exit code"],
+)
+def test_any_command_is_bisected_over_the_versions_of_a_lock(
+    make: Make, last: str, options: tuple[str, ...], most: int
+) -> None:
+    """A version makes a number 10 % worse, or a command fail; no recipe takes part."""
+    site = make(versions(lambda number: f"RATE = {100 if number < 11 else 90}\n"))
+    good, bad = site.lock("good", "slowlib==1.0"), site.lock("bad", "slowlib==16.0")
+    run = ("--run", f"python -c 'import slowlib; {last}'")
+    code, found = site.bisect(good, bad, *options, ran=run)
+    assert (code, found["outcome"]) == (0, "found"), found["sentence"]
+    assert [one["steps"] for one in found["culprits"]] == [["slowlib 10.0 -> 11.0"]]
+    assert len(found["runs"]) <= most
+    assert "unexplained" not in found["sentence"]
 
 
 @pytest.mark.trials

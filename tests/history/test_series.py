@@ -59,7 +59,7 @@ def drawn(seed: int, means: Sequence[float], *, repeats: int) -> tuple[list[list
     chance = random.Random(seed)
     levels = [mean * (1 + chance.gauss(0, 0.005)) for mean in means]
     groups = [[level * (1 + chance.gauss(0, 0.003)) for _ in range(repeats)] for level in levels]
-    return groups, noise_of(groups)[0]
+    return groups, noise_of(groups)
 
 
 @pytest.mark.parametrize("repeats", [1, 3])

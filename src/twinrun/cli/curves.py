@@ -9,13 +9,13 @@ from cyclopts import Parameter
 from rich.console import Group
 
 from twinrun.cli.console import (
-    LONG_SECONDS,
     Dry,
     Out,
     Scale,
     Shown,
     agreed,
     demand_one,
+    demand_with,
     demand_without,
     resumable,
     tell,
@@ -26,9 +26,8 @@ from twinrun.foundation.files import sha256_of_file
 from twinrun.foundation.text import number, plural
 from twinrun.history.bisect import EXIT, effect_in_words
 from twinrun.history.pages import history_table, write_bisect_page, write_history_page
-from twinrun.history.path import at_once
-from twinrun.history.request import Search, SearchRequest
-from twinrun.history.rerun import rerun
+from twinrun.history.request import bisection_of
+from twinrun.history.search import runs_expected
 from twinrun.history.series import read_history, series_of
 from twinrun.history.state_runs import RunQuestion
 from twinrun.parity.answer import CurveAnswer, Precision, judge_logs
@@ -39,7 +38,6 @@ from twinrun.report.comparison import parity_view, write_parity_page
 from twinrun.report.tables import View
 from twinrun.results.parity import METRIC, held_between
 from twinrun.results.reading import read_record
-from twinrun.runs.prepared import demand_room
 
 
 def parity(
@@ -141,11 +139,13 @@ def history(recipe: str, /, *, point: str | None = None, metric: str | None = No
 
 
 def bisect(
-    recipe: str,
+    recipe: str | None = None,
     /,
     *,
     good: str,
     bad: str,
+    run: str | None = None,
+    number: str | None = None,
     point: str | None = None,
     metric: str | None = None,
     fails: bool = False,
@@ -162,9 +162,12 @@ def bisect(
     It ends with 0 where the change was found, 1 where it was not confirmed, 3 where no change was seen.
 
     Args:
-        recipe: folder of the recipe
+        recipe: folder of the recipe; left out with --run
         good: the end before the change: a stack, a file requirements.lock, or a record
         bad: the end after it
+        run: a command in place of a recipe, which finds the packages of a lock first on its path
+        number: of a command, a regular expression; its last match, or group, is the number. Without it a
+            run counts as failing by its exit code
         point: the point that is measured, where the recipe has several
         metric: row of metrics.toml, or a measurement by its name; the first that stands for the workload
         fails: ask instead which change makes runs fail, also if only some of them do
@@ -176,32 +179,30 @@ def bisect(
         dry: print the path and the cost and stop
         yes: start without a question
     """
-    demand_one(fails=fails, parity=parity, metric=metric)
+    fails = fails or bool(run and not number)
+    demand_one(fails=fails, parity=parity, metric=metric, number=number)
+    demand_with("--run", bool(run), number=number)
     kind: Any = "fails" if fails else "parity" if parity else "metric"
-    question = RunQuestion(kind=kind, point=point, metric=metric)
-    typed: dict[str, Any] = {"vendor": vendor, "scale": scale, "set": set, "out": out, "dry": dry}
-    search = _search(recipe, good, bad, question, **typed)
-    demand_room(search.folder, 0, option="--out")
-    path = search.path()
-    text, seconds = search.cost(path)
-    steps = [f"step {place}: {step.label}" for place, step in enumerate(path.steps, start=1)]
-    fixed = [f"not bisected: {one}" for one in path.fixed]
-    for line in (*steps, *fixed, f"cost: {text}", f"folder: {search.folder}"):
+    question = RunQuestion(kind=kind, point=point, metric=metric, number=number)
+    typed: dict[str, Any] = {"vendor": vendor, "scale": scale, "set": set, "point": point, "parity": parity}
+    demand_without("--run", bool(run), metric=metric, **typed)
+    typed = {"run": run, "vendor": vendor, "scale": scale, "set": set, "out": out, "dry": dry}
+    work = bisection_of(Project(project_root()), good, bad, question, recipe=recipe, say=tell, **typed)
+    least, most = runs_expected(work.scale, steps=len(work.path.steps))
+    text = f"{least} to {most} runs, more inside a package, and an environment for each state"
+    steps = [f"step {place}: {step.label}" for place, step in enumerate(work.path.steps, start=1)]
+    fixed = [f"not bisected: {one}" for one in work.path.fixed]
+    for line in (*steps, *fixed, f"cost: {text}", f"folder: {work.runner.folder}"):
         tell(line)
     if dry:
         return None
-    if not yes and (seconds is None or seconds > LONG_SECONDS):
+    if not yes:
         agreed(text, place="twinrun bisect")
-    with resumable(recipe):
-        found = search.bisection(path, say=tell).finish()
-    page = write_bisect_page(search.folder / "bisect.html", found)
+    with resumable(work.runner.subject):
+        found = work.finish()
+    page = write_bisect_page(work.runner.folder / "bisect.html", found)
     said = [found.sentence, *map("not bisected: {}".format, found.fixed), f"report: {page}"]
     return Shown("\n".join(said), {**dict(found), "report": page}, EXIT[found.outcome])
-
-
-def _search(recipe: str, good: str, bad: str, question: RunQuestion, **typed: Any) -> Search:
-    asked = SearchRequest(recipe=recipe, good=good, bad=bad, question=question, **typed)
-    return Search.of(Project(project_root()), asked)
 
 
 def rerun_sides(
@@ -211,17 +212,17 @@ def rerun_sides(
     if not recipe:
         raise InputError("which recipe runs is not said", place="--rerun", hint="add --recipe recipes/NAME")
     question = RunQuestion(kind="metric", point=point, metric=metric)
-    search = _search(recipe, a, b, question, options=("A", "B"), **typed)
-    work = search.bisection(at_once(*search.sides), say=tell)
+    work = bisection_of(Project(project_root()), a, b, question, recipe=recipe, say=tell, whole=True, **typed)
     with resumable(recipe):
-        found = rerun(work)
-    rows = (("A", found.a, None), ("A again", found.again, found.noise), ("B", found.b, found.difference))
+        found, again = work.rerun()
+    differs = found.apart and abs(found.effect.value) > abs(again.effect.value)
+    rows = (("A", found.good, None), ("A again", again.bad, again), ("B", found.bad, found))
     lines = [
-        f"{name:8} {number(sum(values) / len(values))} {found.unit}, {plural(len(values), 'run')}"
-        + (f"; {effect_in_words(held.effect)} than A, p = {held.chance:.2g}" if held else "")
+        f"{name:8} {number(sum(values) / len(values))} {work.unit}, {plural(len(values), 'run')}"
+        + (f"; {effect_in_words(held.effect)} than A" if held else "")
         for name, values, held in rows
     ]
-    judged = "more than" if found.differs else "no more than"
+    judged = "more than" if differs else "no more than"
     lines.append(f"B differs from A by {judged} chance and this machine's own noise explain.")
-    data = {**dict(found), "differs": found.differs, "folder": search.folder}
-    return Shown("\n".join(lines), data, int(found.differs))
+    data = {"difference": found, "noise": again, "differs": differs, "folder": work.runner.folder}
+    return Shown("\n".join(lines), data, int(differs))

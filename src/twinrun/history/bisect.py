@@ -1,32 +1,29 @@
-"""`invoke bisect`: question, search and confirmation over the real states of a path, until little is left."""
+"""`twinrun bisect`: question, search and confirmation over real states, until little of a change is left."""
 
 from __future__ import annotations
 
 import contextlib
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
 from twinrun.foundation.cache import cache_root, locked
 from twinrun.foundation.errors import InputError, RunError
-from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
+from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
 from twinrun.history import search
-from twinrun.history.inference import DifferenceInterval, Failures, Quantities, RunScale
-from twinrun.history.path import ChangePath, ChangeStep, RunState
+from twinrun.history.path import ChangePath, ChangeStep, Packages, digest_of
+from twinrun.history.search import GOOD, DifferenceInterval, Ends, Observe, Posterior
 from twinrun.history.state_runs import RunQuestion, StateRun, StateRunner
 
-Finer = Callable[[ChangeStep, RunState], tuple[ChangeStep, ...]]
-# Purposes of runs without which there is no answer.
-ENDS = ("warm-up", "question", "A", "B", "A again")
-Outcome = Literal["found", "unconfirmed", "no change"]
+Finer = Callable[[ChangeStep, Packages], tuple[ChangeStep, ...]]
 # Share of the change, and number of culprits, at which the search for further ones ends.
 EXPLAINED, MOST = 0.9, 3
 EXIT: dict[str, int] = {"found": 0, "unconfirmed": 1, "no change": 3}
+# Turns of `compare --rerun`.
+ROUNDS = 5
 
 
 class EndRuns(Frozen):
@@ -40,55 +37,39 @@ class EndRuns(Frozen):
     """The smallest effect that so many runs would have shown, relative; of failures a difference of rates."""
 
 
-class SearchStage(Frozen):
-    """A search over the steps of one path."""
-
-    steps: tuple[str, ...]
-    trace: tuple[tuple[str, tuple[float, ...]], ...]
-    """After which step was measured, and the posterior over the steps after that run."""
-    posterior: tuple[float, ...]
-
-
 class CulpritSteps(Frozen):
     """What the search ended at."""
 
     steps: tuple[str, ...]
-    """Several where states between them cannot be measured, or where the answer is not confirmed."""
+    """Several where states between them cannot be measured."""
     probability: float
-    before: tuple[float, ...] = ()
-    """Confirming runs of the neighbour before it."""
-    after: tuple[float, ...] = ()
-    chance: float | None = None
-    """Probability that chance alone orders the confirming runs so."""
-    effect: DifferenceInterval | None = None
-    confirmed: bool = False
+    runs: EndRuns
+    """Of its two neighbours, of failures all before it and after it; apart where the answer is confirmed."""
 
 
 class BisectRecord(Frozen):
     """bisect.json."""
 
-    schema_version: Literal[1] = 1
-    recipe: str
+    schema_version: Literal[2] = 2
+    subject: str
+    """Recipe or command."""
     question: RunQuestion
     unit: str
     good: str
     bad: str
-    outcome: Outcome
+    outcome: Literal["found", "unconfirmed", "no change"]
     sentence: str
     ends: EndRuns
     path: tuple[str, ...]
     fixed: tuple[str, ...]
     """Differences of the ends that were not bisected."""
-    searches: tuple[SearchStage, ...] = ()
     culprits: tuple[CulpritSteps, ...] = ()
-    """The largest part of the change first that was looked for; the last one may be unconfirmed."""
-    explained: float | None = None
-    """Share of the change that confirmed culprits make; null where none is."""
+    """In the order of the search; the last one may be unconfirmed."""
+    explained: float
+    """Share of the change that confirmed culprits make."""
     refused: dict[str, str] = Field(default_factory=dict)
     """States that could not be measured, and why."""
     runs: tuple[StateRun, ...]
-    seconds: float
-    """Time of all runs."""
 
 
 class BisectRuns(Frozen):
@@ -109,17 +90,15 @@ class Bisection:
     noun: str
     """What is measured, in words."""
     unit: str
-    say: Callable[[str], None]
     _replayed: int = 0
-    _inside: bool = False
-    """The path inside one step was searched: a later culprit is named as a step of the path."""
     _done: list[StateRun] = field(default_factory=list)
     _refused: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def scale(self) -> RunScale:
-        """What kind of numbers the runs give."""
-        return Quantities() if self.runner.question.kind == "metric" else Failures()
+    def __post_init__(self) -> None:
+        """Say what kind of numbers the runs give, and where they are kept."""
+        quantities = self.runner.question.kind == "metric"
+        self.scale = search.Quantities() if quantities else search.Failures()
+        self._file = self.runner.folder / "runs.json"
 
     def finish(self) -> BisectRecord:
         """Run what is left and return the answer, which is written beside the runs.
@@ -129,122 +108,169 @@ class Bisection:
             RunError: an end cannot be measured.
             RunInterruptedError: stopped; the next call goes on.
         """
-        with alone(self.runner.folder):
-            self.load()
+        with self._alone():
             record = self._bisected()
-            write_atomically(self.runner.folder / "bisect.json", record.model_dump_json(indent=1) + "\n")
-            return record
+        write_atomically(self.runner.folder / "bisect.json", record.model_dump_json(indent=1) + "\n")
+        return record
 
-    @property
-    def runs(self) -> tuple[StateRun, ...]:
-        """All runs so far, in their order."""
-        return tuple(self._done)
+    def rerun(self) -> tuple[EndRuns, EndRuns]:
+        """Run A, B and A again in turns, and return B and A again beside A; raises as `finish` does."""
+        with self._alone():
+            observe, last = self._over(self.path), len(self.path.steps)
+            places = {"A": GOOD, "B": last, "A again": GOOD}
+            for side in ("A", "B"):
+                observe(places[side], "warm-up")
+            runs: dict[str, list[float]] = {side: [] for side in places}
+            for turn in range(ROUNDS):
+                for side in runs if turn % 2 == 0 else reversed(runs):
+                    value = observe(places[side], side)
+                    assert value is not None, "a side that fails ends the comparison"
+                    runs[side].append(value)
+        b, again = (Ends(good=runs["A"], bad=runs[side]) for side in ("B", "A again"))
+        b.apart = self.scale.apart(b)
+        return self._told(b), self._told(again)
 
-    def load(self) -> None:
-        """Take the runs that the folder has, before any other is made."""
-        file = self._file
-        self._done = list(load_json(file, BisectRuns).runs) if file.is_file() else []
-
-    @property
-    def _file(self) -> Path:
-        return self.runner.folder / "runs.json"
-
-    def _bisected(self) -> BisectRecord:
-        path, scale, count = self.path, self.scale, len(self.path.steps)
-        observe = self.over(path)
-        ends = search.ask_ends(scale, observe, bad=count)
-        found = EndRuns(
+    def _told(self, ends: Ends) -> EndRuns:
+        return EndRuns(
             good=tuple(ends.good),
             bad=tuple(ends.bad),
             apart=ends.apart,
-            effect=scale.effect(ends.good, ends.bad),
-            smallest=scale.smallest(ends.good, ends.bad),
+            effect=self.scale.effect(ends),
+            smallest=self.scale.smallest(ends),
         )
-        if not ends.apart:
-            return self._record("no change", found, (), (), None)
-        stages: list[SearchStage] = []
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the lock of this machine, as two bisections would each measure the other; take kept runs."""
+        self.runner.folder.mkdir(parents=True, exist_ok=True)
+        cache_root().mkdir(parents=True, exist_ok=True)
+        lock = cache_root() / "bisect.lock"
+        busy = InputError(
+            "another bisection runs on this machine",
+            place=str(lock),
+            found="its lock is held",
+            hint="wait until it ends: two would disturb each other's times",
+        )
+        with locked(lock, busy=busy):
+            self._done = list(load_json(self._file, BisectRuns).runs) if self._file.is_file() else []
+            yield
+
+    def _bisected(self) -> BisectRecord:
+        path, scale = self.path, self.scale
+        ends = first = self._asked(path)
         culprits: list[CulpritSteps] = []
         explained = 0.0
-        while True:
-            culprit, steps = self._culprit(path, ends, stages)
-            culprits.append(culprit)
-            if not culprit.confirmed or not culprit.effect:
+        # What is left is looked for with the culprits taken over, until it is little or not seen any more.
+        while ends.apart and path.steps:
+            culprit, cell = self._culprit(path, ends)
+            culprits += [culprit] if culprit else []
+            if culprit is None or not culprit.runs.apart:
                 break
-            bases = (statistics.fmean(culprit.before), statistics.fmean(found.good))
-            ratio = bases[0] / bases[1] if culprit.effect.relative and bases[1] else 1.0
-            explained += ratio * culprit.effect.value / found.effect.value
-            # What is left is looked for with the culprit taken over, until it is little or not seen any more.
-            left = [step for number, step in enumerate(path.steps, start=1) if number not in steps]
-            if explained >= EXPLAINED or not left or len(culprits) == MOST:
+            explained += culprit.runs.effect.amount / scale.effect(first).amount
+            left = [step for number, step in enumerate(path.steps, start=1) if number not in cell]
+            if explained >= EXPLAINED or len(culprits) == MOST or not left:
                 break
-            path = ChangePath(start=path.state(steps), steps=tuple(left))
-            ends = search.ask_ends(scale, self.over(path), bad=len(left))
-            if not ends.apart:
-                break
-        outcome: Outcome = "found" if culprits[0].confirmed else "unconfirmed"
-        return self._record(outcome, found, stages, culprits, explained if outcome == "found" else None)
+            path = ChangePath(start=path.state(cell), steps=tuple(left))
+            ends = self._asked(path)
+        found, confirmed = self._told(first), [one for one in culprits if one.runs.apart]
+        return BisectRecord(
+            subject=self.runner.subject,
+            question=self.runner.question,
+            unit=self.unit,
+            good=self.names[0],
+            bad=self.names[1],
+            outcome="found" if confirmed else "unconfirmed" if culprits else "no change",
+            sentence=bisect_sentence(self.noun, found, culprits, explained, runs=len(self._done)),
+            ends=found,
+            path=tuple(step.label for step in self.path.steps),
+            fixed=self.path.fixed,
+            culprits=tuple(culprits),
+            explained=explained,
+            refused=self._refused,
+            runs=tuple(self._done),
+        )
 
-    def _culprit(
-        self, path: ChangePath, ends: search.Ends, stages: list[SearchStage]
-    ) -> tuple[CulpritSteps, range]:
-        """Return what moves the number most on a path, and the steps of the path that have it."""
-        scale = self.scale
-        location = search.locate(scale, self.over(path), ends, steps=len(path.steps))
-        stages.append(_stage(path, location))
-        cell = location.posterior.best()
-        if not location.sure:
-            return _set_of(path, location), cell
-        finest, fine = path, location
-        inside = not self._inside and len(cell) == 1
-        if inside and (inner := _inside(self.runner.folder, path, cell[0], self.finer)):
-            finest = inner
-            self._inside = True
-            fine = search.locate(
-                scale, self.over(inner), ends, steps=len(inner.steps), purpose="search inside"
-            )
-            stages.append(_stage(inner, fine))
-            if not fine.sure:
-                return _set_of(inner, fine), cell
-        narrow = fine.posterior.best()
-        tried = search.confirm(scale, self.over(finest), ends, fine)
-        if not tried.confirmed:
-            return _set_of(finest, fine, tried), cell
-        made = _set_of(finest, fine, tried)
-        names = tuple(finest.steps[step - 1].label for step in narrow)
-        return made.model_copy(update={"steps": names, "confirmed": True}), cell
+    def _asked(self, path: ChangePath) -> Ends:
+        """Run both ends in turns; where caches matter, the first run of each is thrown away."""
+        observe, last = self._over(path), len(path.steps)
+        if self.scale.paired:
+            for state in (GOOD, last):
+                observe(state, "warm-up")
+        return search.ask(self.scale, observe, GOOD, last, purpose="question")
 
-    def over(self, path: ChangePath) -> search.Observe:
+    def _culprit(self, path: ChangePath, ends: Ends) -> tuple[CulpritSteps | None, range]:
+        """Return what moves the number most on a path, and the steps of the path that have it.
+
+        The neighbours of the most probable cell run in turns. Where they are not apart, their runs count
+        against it, and the search goes on. None where the runs speak for no step.
+        """
+        if len(path.steps) == 1 and (within := self._within(path, 1, ends)):
+            return within, range(1, 2)
+        scale, observe = self.scale, self._over(path)
+        found, pair = Posterior(scale, ends, len(path.steps)), ends
+        for _ in range(MOST):
+            search.locate(found, observe)
+            cell, pair = found.best(), found.sides(found.best())
+            if not found.sure:
+                break
+            if scale.paired and len(cell) < found.steps:
+                pair = search.ask(scale, observe, cell[0] - 1, cell[-1], purpose="confirmation")
+            if pair.apart or len(pair.good) < scale.least:
+                break
+            for value in search.shares(pair):
+                found.take(cell[0] - 1, cell[-1], value)
+        if found.nothing:
+            return None, cell
+        if pair.apart and 1 == len(cell) < found.steps and (within := self._within(path, cell[0], pair)):
+            return within, cell
+        names = tuple(path.steps[step - 1].label for step in cell)
+        runs = self._told(pair if len(pair.good) >= scale.least else ends)
+        return CulpritSteps(steps=names, probability=found.weight(cell), runs=runs), cell
+
+    def _within(self, path: ChangePath, step: int, ends: Ends) -> CulpritSteps | None:
+        """Return what inside a step is confirmed, over its inner path as it was when first asked for."""
+        start = path.state(range(1, step))
+        file = self.runner.folder / f"inside-{digest_of(path.steps[step - 1].applied(start))}.json"
+        if not file.is_file():
+            inner = ChangePath(start=start, steps=self.finer(path.steps[step - 1], start))
+            write_atomically(file, inner.model_dump_json() + "\n")
+        inner = load_json(file, ChangePath)
+        found, _ = self._culprit(inner, ends) if len(inner.steps) > 1 else (None, None)
+        return found if found and found.runs.apart else None
+
+    def _over(self, path: ChangePath) -> Observe:
         """Return what runs the states of a path by their number."""
 
         def observe(state: int, purpose: str) -> float | None:
             label = f"after {path.steps[state - 1].label}" if state else "before every step"
-            return self._value(path.prefix(state), label, purpose)
+            return self._value(path.state(range(1, state + 1)), label, purpose)
 
         return observe
 
-    def _value(self, state: RunState, position: str, purpose: str) -> float | None:
+    def _value(self, state: Packages, position: str, purpose: str) -> float | None:
         """Return the number of a run of `state`: of one made before the search was stopped, or a new one."""
-        digest, end = state.digest(), purpose in ENDS
+        digest, end = digest_of(state), purpose not in {"search", "confirmation"}
         if not end and digest in self._refused:
             return None
-        run = self._recorded(digest, purpose) or self._new(state, position, purpose)
-        self.runner.remember(run)
-        fails = self.runner.question.kind == "fails"
-        if run.outcome == "failed" and fails:
+        run = self._run(state, position, purpose)
+        if run.outcome == "failed" and self.runner.question.kind == "fails":
             return 1.0
         if run.outcome == "measured":
             return run.value
         if end:
             raise RunError("an end cannot be measured", place=position, found=run.detail or run.outcome)
         self._refused[digest] = f"{position}: {run.detail}"
-        self.say(f"skipped: {position} cannot be measured")
+        self.runner.say(f"skipped: {position} cannot be measured")
         return None
 
-    def _recorded(self, digest: str, purpose: str) -> StateRun | None:
+    def _run(self, state: Packages, position: str, purpose: str) -> StateRun:
+        """Return the next run of the search: one that was kept, or a new one."""
         if self._replayed == len(self._done):
-            return None
+            self.runner.say(f"run {len(self._done) + 1}: {purpose}, {position}")
+            self._done.append(self.runner.run(state, position=position, purpose=purpose))
+            write_atomically(self._file, BisectRuns(runs=tuple(self._done)).model_dump_json(indent=1) + "\n")
         run = self._done[self._replayed]
-        if (run.state, run.purpose) != (digest, purpose):
+        if (run.state, run.purpose) != (digest_of(state), purpose):
             raise InputError(
                 "the runs in this folder are of another search",
                 place=str(self._file),
@@ -254,133 +280,35 @@ class Bisection:
         self._replayed += 1
         return run
 
-    def _new(self, state: RunState, position: str, purpose: str) -> StateRun:
-        self.say(f"run {len(self._done) + 1}: {purpose}, {position}")
-        run = self.runner.run(state, position=position, purpose=purpose)
-        self._done.append(run)
-        self._replayed += 1
-        write_atomically(self._file, BisectRuns(runs=tuple(self._done)).model_dump_json(indent=1) + "\n")
-        return run
-
-    def _record(
-        self,
-        outcome: Outcome,
-        ends: EndRuns,
-        stages: Sequence[SearchStage],
-        culprits: Sequence[CulpritSteps],
-        explained: float | None,
-    ) -> BisectRecord:
-        runs = tuple(self._done)
-        return BisectRecord(
-            recipe=self.runner.request.recipe,
-            question=self.runner.question,
-            unit=self.unit,
-            good=self.names[0],
-            bad=self.names[1],
-            outcome=outcome,
-            sentence=bisect_sentence(self.noun, ends, culprits, explained, runs=len(runs)),
-            ends=ends,
-            path=tuple(step.label for step in self.path.steps),
-            fixed=self.path.fixed,
-            searches=tuple(stages),
-            culprits=tuple(culprits),
-            explained=explained,
-            refused=self._refused,
-            runs=runs,
-            seconds=round(sum(run.seconds for run in runs), 1),
-        )
-
-
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of this machine: two bisections would each measure the other."""
-    folder.mkdir(parents=True, exist_ok=True)
-    cache_root().mkdir(parents=True, exist_ok=True)
-    lock = cache_root() / "bisect.lock"
-    busy = InputError(
-        "another bisection runs on this machine",
-        place=str(lock),
-        found="its lock is held",
-        hint="wait until it ends: two would disturb each other's times",
-    )
-    with locked(lock, busy=busy):
-        yield
-
-
-def _inside(folder: Path, path: ChangePath, step: int, finer: Finer) -> ChangePath | None:
-    """Return the path inside a step, as it was when the search first asked for it."""
-    file = folder / "inside.json"
-    if not file.is_file():
-        start = path.prefix(step - 1)
-        inner = ChangePath(start=start, steps=finer(path.steps[step - 1], start))
-        write_atomically(file, inner.model_dump_json() + "\n")
-    found = load_json(file, ChangePath)
-    return found if len(found.steps) > 1 else None
-
-
-def _stage(path: ChangePath, location: search.Location) -> SearchStage:
-    return SearchStage(
-        steps=tuple(step.label for step in path.steps),
-        trace=tuple(
-            (path.steps[state - 1].label if state != search.GOOD else "", after)
-            for state, after in location.trace
-        ),
-        posterior=tuple(location.posterior.weights),
-    )
-
-
-def _set_of(
-    path: ChangePath, location: search.Location, tried: search.Confirmation | None = None
-) -> CulpritSteps:
-    """Return the steps that hold 95 % of the probability, for an answer that is not confirmed."""
-    steps = location.posterior.credible()
-    return CulpritSteps(
-        steps=tuple(path.steps[step - 1].label for step in steps),
-        probability=location.posterior.weight(steps),
-        before=tried.before if tried else (),
-        after=tried.after if tried else (),
-        chance=tried.chance if tried else None,
-        effect=tried.effect if tried else None,
-    )
-
 
 def bisect_sentence(
-    noun: str, ends: EndRuns, culprits: Sequence[CulpritSteps], explained: float | None, *, runs: int
+    noun: str, ends: EndRuns, culprits: Sequence[CulpritSteps], explained: float, *, runs: int
 ) -> str:
     """Return the answer in one sentence."""
+    apart = effect_in_words(ends.effect)
     if not culprits:
         return (
-            f"No change of {noun} seen: good and bad are {effect_in_words(ends.effect)} apart in {runs} runs;"
-            f" an effect of {ends.smallest:.2%} would have been seen 8 times of 10."
+            f"No change of {noun} seen: the bad end is {apart} in {runs} runs; an effect of"
+            f" {ends.smallest:.2%} would have been seen 8 times of 10."
         )
-    first = culprits[0]
-    if explained is None:
-        chance = "" if first.chance is None else f", p = {first.chance:.2g}"
+    if not culprits[0].runs.apart:
         return (
-            f"Unconfirmed: {noun} is {effect_in_words(ends.effect)} at the bad end; most probable is"
-            f" {' or '.join(first.steps)}{chance}, {runs} runs."
+            f"Unconfirmed: {noun} is {apart} at the bad end; the search ended at"
+            f" {' or '.join(culprits[0].steps)}, which alone was not seen to make it, after {runs} runs;"
+            " 100% of the change is unexplained."
         )
-    made = [
-        f"{' or '.join(one.steps)} made {noun} {effect_in_words(one.effect)}, p = {one.chance:.2g}"
-        for one in culprits
-        if one.confirmed and one.effect and one.chance is not None
-    ]
+    made = []
+    for one in (one for one in culprits if one.runs.apart):
+        rates = (f"{sum(runs):.0f} of {len(runs)}" for runs in (one.runs.good, one.runs.bad))
+        counted = "" if one.runs.effect.relative else f", from {' to '.join(rates)}"
+        made.append(f"{' or '.join(one.steps)} made {noun} {effect_in_words(one.runs.effect)}{counted}")
     left = "" if explained >= EXPLAINED else f"; {1 - explained:.0%} of the change is unexplained"
     return f"{'; '.join(made)}; confirmed in {runs} runs{left}."
 
 
 def effect_in_words(effect: DifferenceInterval) -> str:
     """Return a difference with its direction and interval."""
-    word = "higher" if effect.value > 0 else "lower"
-    low, high = sorted(abs(one) * 100 for one in (effect.low, effect.high))
-    if effect.low * effect.high < 0:
-        ends = f"{effect.low:+.1%} to {effect.high:+.1%}"
-    else:
-        ends = f"{low:.1f} to {high:.1f} %"
     points = "%" if effect.relative else "percentage points"
-    return f"{abs(effect.value) * 100:.1f} {points} {word} (95 %: {ends})"
-
-
-def folder_of(base: Path, key: object) -> Path:
-    """Return the folder of a bisection, which the same command finds again."""
-    return base / f"bisect-{sha256_of_bytes(canonical_json(key).encode())[:12]}"
+    value, low, high = (100 * one for one in (effect.value, effect.low, effect.high))
+    word = "higher" if value > 0 else "lower"
+    return f"{abs(value):.1f} {points} {word} (95 %: {low:+.1f} to {high:+.1f})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -12,9 +13,9 @@ from scipy import stats
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
-from twinrun.foundation.text import plural
-from twinrun.history.sides import side_of_record, versions
+from twinrun.history.path import side_of_record, versions
 from twinrun.planning.project import Project
+from twinrun.protocol.measurements import Measurement
 from twinrun.report.summary import standing_for
 from twinrun.results.compare import changed, conditions, marks_of
 from twinrun.results.judged import Judged, hardware
@@ -41,7 +42,6 @@ class StackPoint(Frozen):
     first: str
     """When its first run was recorded, UTC."""
     values: tuple[float, ...]
-    runs: tuple[str, ...]
 
     @property
     def mean(self) -> float:
@@ -72,37 +72,24 @@ class SeriesChange(Frozen):
 class StackSeries(Frozen):
     """One figure over stacks, in the order of their first runs."""
 
-    recipe: str
-    point: str
-    hardware: str
-    subject: str
-    """What ran, as reports name it."""
-    measurement: str
+    name: str
+    """What ran, its point, measurement and hardware."""
     metric: str
     unit: str
-    settings: str
-    """Digest of the settings that decide the figure."""
     points: tuple[StackPoint, ...]
     noise: float | None
     """Relative standard deviation of a run among runs of one stack; null without repeats."""
-    freedom: int
-    """Degrees of freedom of the noise."""
     changes: tuple[SeriesChange, ...]
-
-    @property
-    def name(self) -> str:
-        """Return what tells the series from others."""
-        return f"{self.subject}, {self.point}, {self.measurement}, {self.hardware}"
 
     @property
     def noise_in_words(self) -> str:
         """Return the noise in one line."""
         if self.noise is None:
             return "noise: not known, no stack was run twice"
-        return f"noise: {self.noise:.2%} a run, from {plural(self.freedom, 'repeat')}"
+        return f"noise: {self.noise:.2%} a run, among runs of one stack"
 
 
-StackSample = tuple[Judged, MeasuredPoint, float, str, str]
+StackSample = tuple[Judged, MeasuredPoint, Measurement]
 
 
 def read_history(project: Project, recipe: str, *, runs: Path) -> list[Judged]:
@@ -125,18 +112,17 @@ def series_of(
         InputError: no record has such a point or metric.
     """
     groups: dict[tuple[str, ...], list[StackSample]] = {}
-    for record in records:
-        for one in record.points:
+    for record, one in ((judged, one) for judged in records for one in judged.points):
+        if point in (None, one.id):
             for name in (metric,) if metric else record.workload.headline:
-                for found in standing_for(one, name) if point in (None, one.id) else ():
+                for found in standing_for(one, name):
                     marks = sha256_of_bytes(canonical_json(dict(marks_of(record, one))).encode())[:8]
                     key = (one.id, hardware(record), record.description.subject, found.id, marks)
-                    groups.setdefault(key, []).append((record, one, found.median, found.unit, name))
+                    groups.setdefault(key, []).append((record, one, found))
     if not groups:
-        known = sorted(
-            {f"{one.id}: {m.metric}" for r in records for one in r.points for m in one.measurements}
-        )
-        raise InputError("no record has such a figure", place=f"{point or ''} {metric or ''}", allowed=known)
+        known = {f"{one.id}: {m.metric}" for r in records for one in r.points for m in one.measurements}
+        place = f"{point or ''} {metric or ''}"
+        raise InputError("no record has such a figure", place=place, allowed=sorted(known))
     return [_series(project, key, samples) for key, samples in sorted(groups.items())]
 
 
@@ -149,36 +135,29 @@ def _series(project: Project, key: tuple[str, ...], samples: Sequence[StackSampl
             digest=digest,
             stack=found[0][0].plan.stack,
             first=found[0][0].created,
-            values=tuple(value for _, _, value, _, _ in found),
-            runs=tuple(record.run for record, *_ in found),
+            values=tuple(measured.median for _, _, measured in found),
         )
         for digest, found in stacks.items()
     )
-    noise, freedom = noise_of([point.values for point in points])
-    recipe, metric = samples[0][0].plan.recipe, samples[0][4]
-    places = list(changed_places([one.values for one in points], noise))
+    noise = noise_of([point.values for point in points])
     sides = list(stacks.values())
+    changes = [
+        SeriesChange(
+            place=place,
+            effect=points[place].mean / (points[place - 1].mean or math.inf) - 1,
+            how=how,
+            differs=tuple(_differences(project, sides[place - 1][-1], sides[place][0])),
+        )
+        for place, how in changed_places([one.values for one in points], noise)
+    ]
+    point, where, subject, measurement, _ = key
     return StackSeries(
-        recipe=recipe,
-        point=key[0],
-        hardware=key[1],
-        subject=key[2],
-        measurement=key[3],
-        settings=key[4],
-        metric=metric,
-        unit=samples[0][3],
+        name=f"{subject}, {point}, {measurement}, {where}",
+        metric=samples[0][2].metric,
+        unit=samples[0][2].unit,
         points=points,
         noise=noise,
-        freedom=freedom,
-        changes=tuple(
-            SeriesChange(
-                place=place,
-                effect=points[place].mean / (points[place - 1].mean or math.inf) - 1,
-                how=how,
-                differs=tuple(_differences(project, sides[place - 1][-1], sides[place][0])),
-            )
-            for place, how in places
-        ),
+        changes=tuple(changes),
     )
 
 
@@ -189,14 +168,12 @@ def stack_digest(record: Judged) -> str:
     return sha256_of_bytes(canonical_json([lock, other]).encode()) if other else lock
 
 
-def noise_of(groups: Iterable[Sequence[float]]) -> tuple[float | None, int]:
-    """Return the pooled relative standard deviation of runs of one stack, and its degrees of freedom."""
+def noise_of(groups: Iterable[Sequence[float]]) -> float | None:
+    """Return the pooled relative standard deviation of runs of one stack; None without repeats."""
     repeated = [runs for runs in groups if len(runs) > 1 and statistics.fmean(runs)]
     freedom = sum(len(runs) - 1 for runs in repeated)
-    squares = sum(
-        (len(runs) - 1) * (statistics.stdev(runs) / statistics.fmean(runs)) ** 2 for runs in repeated
-    )
-    return (math.sqrt(squares / freedom), freedom) if freedom else (None, 0)
+    squares = sum((one / statistics.fmean(runs) - 1) ** 2 for runs in repeated for one in runs)
+    return math.sqrt(squares / freedom) if freedom else None
 
 
 def changed_places(groups: Sequence[Sequence[float]], noise: float | None) -> Iterable[tuple[int, str]]:
@@ -234,19 +211,11 @@ def changed_places(groups: Sequence[Sequence[float]], noise: float | None) -> It
 def _differences(project: Project, before: StackSample, after: StackSample) -> Iterable[str]:
     """Yield what differs between two records: packages of the locks first, then circumstances."""
     a, b = before[0], after[0]
-    yield from lock_changes(project, a, b)
+    # Git may lack a lock that is no longer that of the stack.
+    with contextlib.suppress(InputError):
+        good, bad = (side_of_record(project, record, record.run).packages for record in (a, b))
+        for name in sorted(good.keys() | bad.keys()):
+            if good.get(name) != bad.get(name):
+                yield f"{name} {versions(good.get(name, {}))} -> {versions(bad.get(name, {}))}"
     found = changed(conditions(a, before[1]), conditions(b, after[1]), a.workload.factors)
     yield from (f"{one.name} {one.a} -> {one.b}" for one in found if one.speed != "none")
-
-
-def lock_changes(project: Project, a: Judged, b: Judged) -> list[str]:
-    """Return the packages whose locked version differs, where git has both locks."""
-    if a.plan.lock_sha256 == b.plan.lock_sha256:
-        return []
-    try:
-        before, after = (side_of_record(project, record, record.run).packages for record in (a, b))
-    except InputError:
-        return []
-    names = sorted(before.keys() | after.keys())
-    pairs = ((name, versions(before.get(name, {})), versions(after.get(name, {}))) for name in names)
-    return [f"{name} {one} -> {other}" for name, one, other in pairs if one != other]

@@ -1,28 +1,30 @@
-"""Runs of one state of a path: a checkout with its lock, `invoke run` in it, and the number of its record."""
+"""Runs of one state of a path, and the number that each gives: of a recipe, or of any command."""
 
 from __future__ import annotations
 
 import math
+import os
+import re
 import shutil
-import subprocess
 import sys
-import tarfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from twinrun.foundation.cache import COMPLETE, environment_folder
-from twinrun.foundation.errors import InputError, RunError, RunInterruptedError
-from twinrun.foundation.files import canonical_json, parse_json, sha256_of_file, write_atomically
+from uv import find_uv_bin
+
+from twinrun.foundation.cache import COMPLETE
+from twinrun.foundation.errors import InputError, RunInterruptedError
+from twinrun.foundation.files import write_atomically
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.processes import LocalProcess, end_of, last_lines
 from twinrun.foundation.redaction import redacted
-from twinrun.history.path import RunState
-from twinrun.history.sides import LOCK, STACKS
+from twinrun.history.path import LOCK, STACKS, Packages, digest_of
 from twinrun.manifests.locks import python_lock_text
-from twinrun.manifests.stack import pins, stamp
+from twinrun.manifests.stack import stamp
 from twinrun.planning.project import Project
 from twinrun.report.summary import standing_for
 from twinrun.results.judged import Judged
@@ -30,14 +32,12 @@ from twinrun.results.parity import METRIC
 from twinrun.results.reading import read_record
 from twinrun.runs.selection import Request
 from twinrun.workloads.curve_distance import largest_difference, values_of
-from twinrun.workloads.workload import MeasuredPoint
 
-KEPT = 6
-"""Environments that a bisection made and keeps beside those of its ends."""
-MEASURED, CLAIM_FAILED, FAILED, STOPPED = 0, 1, 4, (5, 130, 143)
 _POLL_SECONDS = 0.1
-# A state's checkout has these of its own; the rest are links to the checkout that it is made of.
-_OWN = {"images", "runs", ".git", "tasks.py"}
+# What `run` ends with: a claim that fails is measured too, and a run that was told to end is none.
+_MEASURED, _FAILED, _STOPPED = (0, 1), 4, (5, 130, 143)
+# Status of a command whose environment cannot be installed: no process ends so.
+_UNINSTALLED = 256
 
 
 class RunQuestion(Frozen):
@@ -48,6 +48,8 @@ class RunQuestion(Frozen):
     """Null: the only point that has the number."""
     metric: str | None = None
     """Row of metrics.toml, or a measurement by its name; null: the first that stands for the workload."""
+    number: str | None = None
+    """Of a command, the regular expression whose last match, or group of it, is the number."""
 
 
 class StateRun(Frozen):
@@ -59,210 +61,184 @@ class StateRun(Frozen):
     """The state in words."""
     purpose: str
     outcome: Literal["measured", "failed", "refused"]
-    """`failed`: ranks ended with an error. `refused`: nothing ran, for example since nothing installs."""
+    """`failed`: what ran ended with an error. `refused`: nothing installs, or no number came."""
     value: float | None = None
     detail: str = ""
-    run: str | None = None
-    """Identifier of the run."""
     record: str | None = None
-    record_sha256: str | None = None
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class StateRunner:
-    """Runs states of one recipe in a folder of its own."""
+class StateRunner(ABC):
+    """Runs states in a folder of its own."""
 
-    project: Project
-    request: Request
-    stack: str
-    """Folder of images/stacks whose lock each state replaces."""
+    subject: str
+    """What runs: a recipe, or a command."""
     question: RunQuestion
     folder: Path
     say: Callable[[str], None]
-    unset: tuple[str, ...] = ()
-    """Variables that a state without them takes out of the shell's."""
-    _reference: list[Judged] = field(default_factory=list)
 
-    def run(self, state: RunState, *, position: str, purpose: str) -> StateRun:
+    def run(self, state: Packages, *, position: str, purpose: str) -> StateRun:
         """Run a state once.
 
         Raises:
             RunInterruptedError: the run was told to end.
         """
-        root = self._checkout(state)
-        number = len(list((self.folder / "log").glob("*.log"))) + 1
-        log = self.folder / "log" / f"{number:04}-{state.digest()}.log"
-        began = time.monotonic()
+        digest = digest_of(state)
+        log = self.folder / "log" / f"{len(list((self.folder / 'log').glob('*.log'))) + 1:04}-{digest}.log"
         out = self.folder / "runs" / log.stem
-        status = self._start(root, state, out=out, log=log)
+        shutil.rmtree(out, ignore_errors=True)
+        began = time.monotonic()
+        status = self._start(state, out, log)
         seconds = round(time.monotonic() - began, 3)
-        common: dict[str, Any] = {
-            "state": state.digest(),
-            "position": position,
-            "purpose": purpose,
-            "seconds": seconds,
-        }
-        if status in STOPPED:
+        if status in _STOPPED:
             raise RunInterruptedError("stopped", place=position, hint="the same command goes on from here")
-        self._prune(root)
-        if status not in (MEASURED, CLAIM_FAILED):
-            outcome: Literal["failed", "refused"] = "failed" if status == FAILED else "refused"
-            said = last_lines(end_of(log), 8)
-            return StateRun(**common, outcome=outcome, detail=redacted(said.strip()))
+        found = self._read(status, out, log)
+        if found["outcome"] != "measured":
+            found = {"detail": redacted(last_lines(end_of(log), 8).strip())} | found
+        return StateRun(state=digest, position=position, purpose=purpose, seconds=seconds, **found)
+
+    @abstractmethod
+    def _start(self, state: Packages, out: Path, log: Path) -> int:
+        """Install and run a state; return its exit status."""
+
+    @abstractmethod
+    def _read(self, status: int, out: Path, log: Path) -> dict[str, Any]:
+        """Return what became of a run: outcome, value, and more of a `StateRun`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeRunner(StateRunner):
+    """Runs a recipe in a checkout whose stack has the lock of the state."""
+
+    project: Project
+    request: Request
+    stack: str
+    """Folder of images/stacks whose lock each state replaces."""
+
+    def _start(self, state: Packages, out: Path, log: Path) -> int:
+        asked, root = self.request, self._checkout(state)
+        command = [
+            *(sys.executable, "-m", "twinrun", "run", f"recipes/{Path(asked.recipe).name}"),
+            *("--stack", self.stack, "--engine", "venv", "--out", str(out), "--json", "--yes"),
+            *(f"--vendor={asked.vendor}", f"--scale={asked.scale}"),
+            *(f"--set={one}" for one in asked.set),
+        ]
+        return _ended(command, {"PYTHONPATH": str(root / "src")}, root, log)
+
+    def _read(self, status: int, out: Path, _log: Path) -> dict[str, Any]:
+        if status not in _MEASURED:
+            return {"outcome": "failed" if status == _FAILED else "refused"}
         (file,) = out.glob("*/*/record.json")
         record = read_record(file, self.project)
-        return StateRun(
-            **common,
-            outcome="measured",
-            value=self.value(record),
-            run=record.run,
-            record=str(file.relative_to(self.folder)),
-            record_sha256=record.record.sha256,
-        )
+        value = 0.0
+        if self.question.kind != "fails":
+            value = (self._apart if self.question.kind == "parity" else self._asked)(record)
+        return {"outcome": "measured", "value": value, "record": str(file.relative_to(self.folder))}
 
-    def value(self, record: Judged) -> float:
-        """Return the number that is asked of a record; raises InputError where it has none."""
-        if self.question.kind == "fails":
-            return 0.0
-        if self.question.kind == "parity":
-            return self._apart(record)
-        return asked_value(record, self.question)
-
-    def remember(self, done: StateRun) -> None:
-        """Take the first good run as what curves are held against."""
-        if done.record and not self._reference:
-            self._reference.append(read_record(self.folder / done.record, self.project))
+    def _asked(self, record: Judged) -> float:
+        """Return the median of the measurement that is asked for; raises InputError for none or several."""
+        asked = self.question
+        points = [point for point in record.points if asked.point in (None, point.id)]
+        for name in [asked.metric] if asked.metric else record.workload.headline:
+            exact = [(point, one) for point in points if (one := point.measurement(name))]
+            found = exact or [(point, one) for point in points for one in standing_for(point, name)]
+            if len(found) > 1:
+                raise _expected_one(f"{point.id}: {one.id}" for point, one in found)
+            if found:
+                return found[0][1].median
+        raise _expected_one(f"{point.id}: {one.metric}" for point in points for one in point.measurements)
 
     def _apart(self, record: Judged) -> float:
         """Return 1 where the loss curve is further from that of the first good run than claims allow."""
-        point = _point(record, self.question, lambda one: bool(values_of(one, METRIC)))
-        traced = record.terms(point).curves[METRIC]
+        having = [one for one in record.points if values_of(one, METRIC)]
+        points = [one for one in having if self.question.point in (None, one.id)]
+        if len(points) != 1:
+            raise _expected_one(one.id for one in having)
+        (point,) = points
+        arithmetic = record.terms(point).curves[METRIC].arithmetic
         claims = self.project.recipe(record.plan.recipe).published.claim
-        bounds = [one.bounds.get(traced.arithmetic, math.inf) for one in claims if one.metric == METRIC]
-        bounds.append(self.project.metrics[METRIC].evidence.bounds.get(traced.arithmetic, math.inf))
+        bounds = [one.bounds.get(arithmetic, math.inf) for one in claims if one.metric == METRIC]
+        bounds.append(self.project.metrics[METRIC].evidence.bounds.get(arithmetic, math.inf))
         if not math.isfinite(bound := min(bounds)):
-            raise InputError("no bound for this arithmetic", place="--parity", found=traced.arithmetic)
-        reference = self._reference[0] if self._reference else record
-        other = reference.point(point.id)
-        curves = [values_of(one, METRIC) for one in (point, other) if one]
-        distance, _ = largest_difference(curves)
+            raise InputError("no bound for this arithmetic", place="--parity", found=arithmetic)
+        first = min(self.folder.glob("runs/*/*/*/record.json"))
+        other = read_record(first, self.project).point(point.id)
+        distance, _ = largest_difference([values_of(one, METRIC) for one in (point, other) if one])
         return float(not distance <= bound)
 
-    def _start(self, root: Path, state: RunState, *, out: Path, log: Path) -> int:
-        shutil.rmtree(out, ignore_errors=True)
-        asked = self.request
-        options = [f"--set={one}" for one in asked.set]
-        options += ["--vendor", asked.vendor] if asked.vendor else []
-        options += ["--scale", asked.scale] if asked.scale else []
-        absent = [name for name in self.unset if name not in (state.variables or {})]
-        command = [
-            *(["env", *(word for name in absent for word in ("-u", name))] if absent else []),
-            *(sys.executable, "-m", "invoke", "run", f"recipes/{Path(asked.recipe).name}"),
-            *("--stack", self.stack, "--engine", "venv", "--out", str(out), "--json", "--yes", *options),
-        ]
-        variables = {"PYTHONPATH": str(root / "src"), **(state.variables or {})}
-        process = LocalProcess(command, variables=variables, folder=root, log=log)
-        try:
-            while (status := process.poll()) is None:
-                time.sleep(_POLL_SECONDS)
-            return status
-        finally:
-            if process.poll() is None:
-                process.stop()
-
-    def _checkout(self, state: RunState) -> Path:
+    def _checkout(self, state: Packages) -> Path:
         """Return the checkout of a state: its stack has the state's lock, all else is as it was."""
-        root = self.folder / "states" / state.digest()
-        if (root / "tasks.py").is_file():
-            return root
-        base = self._base(state.commit)
+        root, base = self.folder / "states" / digest_of(state), self.project.root
         stack = root / STACKS / self.stack
+        if (stack / LOCK).is_file():
+            return root
         shutil.rmtree(root, ignore_errors=True)
-        stack.parent.mkdir(parents=True)
-        for folder, own in (("", _OWN), ("images", {"stacks"}), (STACKS, {self.stack})):
+        # A checkout has these of its own, the rest are links.
+        shutil.copytree(base / STACKS / self.stack, stack, ignore=shutil.ignore_patterns(LOCK))
+        own = {"images", "runs", "stacks", self.stack}
+        for folder in ("", "images", STACKS):
             for path in sorted((base / folder).iterdir()):
                 if path.name not in own and not path.name.startswith("."):
                     (root / folder / path.name).symlink_to(path.resolve())
-        shutil.copytree(base / STACKS / self.stack, stack, symlinks=False)
-        direct = pins((stack / "requirements.in").read_text(encoding="utf-8"))
-        entries = {name: one for name, one in sorted(state.packages.items()) if one}
-        wanted = [pin for name, one in entries.items() if name in direct for pin in one]
-        write_atomically(stack / "requirements.in", "".join(f"{pin}\n" for pin in wanted))
-        lock = {pin: hashes for one in entries.values() for pin, hashes in one.items()}
-        write_atomically(stack / LOCK, python_lock_text(stamp(stack / "requirements.in"), lock))
-        # The marker of a whole checkout, and no link: commands work in the folder that it really lies in.
-        shutil.copyfile(base / "tasks.py", root / "tasks.py")
+        write_atomically(stack / LOCK, lock_text(state, stamp(stack / "requirements.in")))
         return root
 
-    def _base(self, commit: str | None) -> Path:
-        """Return the checkout that a state is made of: this one, or another commit of it."""
-        if commit is None:
-            return self.project.root
-        folder = self.folder / "commits" / commit
-        if not folder.is_dir():
-            partial = folder.with_name(f".{commit}")
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            archive = subprocess.Popen(
-                ["git", "-C", str(self.project.root), "archive", commit], stdout=subprocess.PIPE
-            )
-            assert archive.stdout
-            with tarfile.open(fileobj=archive.stdout, mode="r|") as stream:
-                stream.extractall(partial, filter="data")
-            if archive.wait():
-                raise RunError("git has no such commit", place=str(self.project.root), found=commit)
-            partial.rename(folder)
-        return folder
 
-    def _prune(self, root: Path) -> None:
-        """Remove the environments of states that were used longest ago, but for `KEPT`."""
-        file = self.folder / "environments.json"
-        used: list[str] = parse_json(file.read_bytes()) if file.is_file() else []
-        now = str(environment_folder(self.stack, sha256_of_file(root / STACKS / self.stack / LOCK)))
-        used = [*(one for one in used if one != now), now]
-        for old in used[: -KEPT - 2]:
-            shutil.rmtree(old, ignore_errors=True)
-        write_atomically(file, canonical_json([one for one in used if (Path(one) / COMPLETE).is_file()]))
+@dataclass(frozen=True, kw_only=True)
+class CommandRunner(StateRunner):
+    """Runs a command where the environment of the state comes first on the path."""
 
+    words: tuple[str, ...]
 
-def asked_value(record: Judged, question: RunQuestion) -> float:
-    """Return the median of the measurement that a question asks for.
+    def _start(self, state: Packages, _out: Path, log: Path) -> int:
+        folder, here = self.folder / "environments" / digest_of(state), Path.cwd()
+        if not (folder / COMPLETE).is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            lock = folder.with_suffix(".lock")
+            write_atomically(lock, lock_text(state, "# A state of a bisection."))
+            uv = os.fspath(find_uv_bin())
+            install = [uv, "pip", "sync", "--require-hashes", "--link-mode", "hardlink"]
+            install += ["--python", str(folder), str(lock)]
+            for command in ([uv, "venv", "--quiet", "--python", sys.executable, str(folder)], install):
+                if _ended(command, {}, here, log):
+                    return _UNINSTALLED
+            write_atomically(folder / COMPLETE, "")
+        path = os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", os.defpath)])
+        found = shutil.which(self.words[0], path=path) or self.words[0]
+        return _ended([found, *self.words[1:]], {"PATH": path, "VIRTUAL_ENV": str(folder)}, here, log)
 
-    Raises:
-        InputError: the record has none, or several.
-    """
-    wanted = [question.metric] if question.metric else list(record.workload.headline)
-    for name in wanted:
-
-        def has(point: MeasuredPoint, name: str = name) -> bool:
-            return point.measurement(name) is not None or bool(standing_for(point, name))
-
-        if not any(has(point) for point in record.points):
-            continue
-        point = _point(record, question, has)
-        exact = point.measurement(name)
-        found = [exact] if exact else standing_for(point, name)
-        if len(found) > 1:
-            raise InputError(
-                "several measurements of this metric",
-                place="--metric",
-                found=name,
-                allowed=[one.id for one in found],
-            )
-        return found[0].median
-    have = sorted({one.metric for point in record.points for one in point.measurements})
-    raise InputError("the run measured no such metric", place="--metric", found=wanted, allowed=have)
+    def _read(self, status: int, _out: Path, log: Path) -> dict[str, Any]:
+        if status:
+            return {"outcome": "refused" if status == _UNINSTALLED else "failed"}
+        if self.question.number is None:
+            return {"outcome": "measured", "value": 0.0}
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            matches = [found for line in lines if (found := re.search(self.question.number, line))]
+        try:
+            return {"outcome": "measured", "value": float(matches[-1][matches[-1].re.groups and 1])}
+        except (IndexError, TypeError, ValueError):
+            detail = f"no line has a number as --number {self.question.number} asks for"
+            return {"outcome": "refused", "detail": detail}
 
 
-def _point(record: Judged, question: RunQuestion, has: Callable[[MeasuredPoint], bool]) -> MeasuredPoint:
-    having = [point for point in record.points if has(point)]
-    named = [point for point in having if question.point in (None, point.id)]
-    if len(named) != 1:
-        raise InputError(
-            "expected one point with the number",
-            place="--point",
-            found=question.point or "none named",
-            allowed=[point.id for point in having],
-        )
-    return named[0]
+def _ended(command: list[str], variables: Mapping[str, str], folder: Path, log: Path) -> int:
+    """Run a command to its end and return its status; where we are stopped, it is too."""
+    process = LocalProcess(command, variables=variables, folder=folder, log=log)
+    try:
+        while (status := process.poll()) is None:
+            time.sleep(_POLL_SECONDS)
+        return status
+    finally:
+        if process.poll() is None:
+            process.stop()
+
+
+def lock_text(state: Packages, first: str) -> str:
+    """Return the lock of a state."""
+    return python_lock_text(first, {pin: one[pin] for _, one in sorted(state.items()) for pin in one})
+
+
+def _expected_one(known: Iterable[str]) -> InputError:
+    place, allowed = "--point or --metric", sorted(set(known))
+    return InputError("expected one number a run", place=place, found="several, or none", allowed=allowed)
