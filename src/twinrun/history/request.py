@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def bisection_of(
     run: str | None = None,
     vendor: str | None = None,
     scale: str | None = None,
-    set: tuple[str, ...] = (),
+    set: tuple[str, ...] = (),  # noqa: A002 - the option's name
     out: Path | None = None,
     dry: bool = False,
     whole: bool = False,
@@ -60,11 +61,11 @@ def bisection_of(
     if recipe:
         vendor = vendor or (project.stack(sides[0].stack).stack.vendor if sides[0].stack else None)
         asked = Request(recipe=recipe, vendor=vendor, scale=scale, set=set, dry=dry)
-        found = select(project, asked.model_copy(update={"stack": sides[0].stack, "engine": "venv"}))
+        found = select(project, replace(asked, stack=sides[0].stack, engine="venv"))
         plan, stack, name = found.plan, found.stack.stack, question.metric or found.workload.headline[0]
         stacks.insert(0, found.stack)
         python, subject, ran = stack.interpreter(), plan.recipe, plan.sha256()
-        asked = asked.model_copy(update={"recipe": plan.recipe, "vendor": stack.vendor, "scale": plan.scale})
+        asked = replace(asked, recipe=plan.recipe, vendor=stack.vendor, scale=plan.scale)
         kind: Any = partial(RecipeRunner, project=project, request=asked, stack=stack.name)
     else:
         words = tuple(shlex.split(run or ""))

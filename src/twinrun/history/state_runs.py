@@ -127,9 +127,9 @@ class RecipeRunner(StateRunner):
         return _ended(command, {"PYTHONPATH": str(root / "src")}, root, log)
 
     def _read(self, status: int, out: Path, _log: Path) -> dict[str, Any]:
-        if status not in _MEASURED:
+        file = next(out.glob("*/*/record.json"), None)
+        if status not in _MEASURED or file is None:
             return {"outcome": "failed" if status == _FAILED else "refused"}
-        (file,) = out.glob("*/*/record.json")
         record = read_record(file, self.project)
         value = 0.0
         if self.question.kind != "fails":
