@@ -18,6 +18,14 @@ LOSS_SCALING = {
     "min_loss_scale": 1,
     "initial_scale_power": 11,
 }
+# Settings that the training or the layout gives already; a second value could only contradict the first.
+OWNED = (
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+    *("gradient_clipping", "optimizer", "scheduler", "fp16", "bf16", "amp", "activation_checkpointing"),
+    *("zero_optimization.stage", "zero_optimization.offload_optimizer.device"),
+    *("zero_optimization.offload_optimizer.nvme_path", "zero_optimization.offload_param.device"),
+    "zero_optimization.offload_param.nvme_path",
+)
 # Numbers of one message. Buffers of the default, 5e8, would be 2 GB in fp32, whatever the model.
 BUCKET, BUCKETS = 50_000_000, 16
 NEVER = 1_000_000_000
@@ -80,7 +88,11 @@ def _of_job(job: TrainingJob, layout: Layout) -> Iterator[Refusal]:
 
 
 def configuration(job: TrainingJob) -> dict[str, Any]:
-    """Return the configuration of a job that has a layout; raises InputError for a setting inside a value."""
+    """Return the configuration of a job that has a layout.
+
+    Raises:
+        InputError: a setting inside a value, or one that the recipe says itself.
+    """
     assert job.layout is not None
     training, layout = job.training, job.layout
     # DeepSpeed's 16-bit optimizer without ZeRO takes a step of Adam of its own before the first.
@@ -122,6 +134,9 @@ def _zero(layout: Layout, parameters: int) -> dict[str, Any]:
 
 
 def _set(config: dict[str, Any], name: str, value: object) -> None:
+    if any(f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in OWNED):
+        hint = "change the layout, or --set the training's own setting"
+        raise InputError("the recipe says this itself", place="settings", found=name, hint=hint)
     *tables, key = name.split(".")
     for table in tables:
         config = config.setdefault(table, {})

@@ -18,7 +18,7 @@ from twinrun.foundation.manifest import Frozen
 
 
 class Settings(Frozen):
-    """Settings of a layout; recipe.toml lists the values that each may have."""
+    """Settings of a layout, which names every one."""
 
     forward: bool
     """Whether the factors of x W are quantised."""
@@ -26,13 +26,13 @@ class Settings(Frozen):
     """Whether those of dy W are."""
     weight_gradient: bool
     """Whether those of dy x are."""
-    format: str
-    block: int
+    format: Literal["mxfp4", "mxfp8", "nvfp4"]
+    block: Literal[16, 32, 64]
     """Numbers that share a scale, along the axis that a product sums over."""
     hadamard: Literal["none", "fixed", "random"]
     """Rotation of both factors before they are quantised; `random` flips signs anew in each product."""
-    hadamard_size: int
-    """Points of the transform, a power of two."""
+    hadamard_size: Literal[2, 4, 8, 16, 32, 64, 128]
+    """Points of the transform."""
     rounding: Literal["nearest", "stochastic"]
 
 

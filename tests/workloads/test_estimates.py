@@ -6,7 +6,7 @@ import pytest
 
 from tests.records import PROJECT, hardware, plan
 from twinrun.foundation.text import GIB
-from twinrun.workloads.training.estimates import Budget
+from twinrun.workloads.training.points import Budget
 
 
 @pytest.mark.parametrize(

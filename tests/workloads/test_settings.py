@@ -32,7 +32,7 @@ def recipes_own() -> Fingerprint:
         ("data.order_seed", 18),
         ("optimizer.learning_rate", 1e-6),
         ("optimizer.beta2", 0.96),
-        ("schedule.warmup_steps", 10),
+        ("optimizer.warmup_steps", 10),
         ("loss_function", "another"),
         ("dropout", 0.1),
     ],

@@ -13,8 +13,8 @@ from twinrun.planning.project import Project
 from twinrun.predict.memory import BUCKET_BYTES
 from twinrun.protocol.allocation import Placement
 from twinrun.workloads.sweep import placements
-from twinrun.workloads.training.estimates import Budget
 from twinrun.workloads.training.manifest import TrainingPlan
+from twinrun.workloads.training.points import Budget
 from twinrun.workloads.workload import Choice, Hardware
 
 DEVICES, NODES = Sweep(devices="powers-of-two"), Sweep(nodes=(1, 2, 4), devices_per_node=8)
@@ -120,3 +120,10 @@ def test_sharding_alone_divides_the_state_of_a_model() -> None:
     # Whole models reduce their gradients in buckets beside them.
     assert needed["none"][1] - needed["none"][0] == BUCKET_BYTES * part.shape.parameters()
     assert needed["full"][1] < needed["full"][0]
+
+
+def test_a_layout_that_needs_more_devices_than_there_are_is_left_out() -> None:
+    made = plan("deepspeed-pretrain", scale="smoke", gpu="h200", devices=2)
+    assert "tp2-pp2-dp2" not in {point.id for point in made.points}
+    with pytest.raises(MachineError, match="no layout fits"):
+        plan("deepspeed-pretrain", scale="smoke", gpu="h200", devices=2, settings=("layouts=tp2-pp2-dp2",))

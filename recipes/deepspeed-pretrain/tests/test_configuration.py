@@ -36,13 +36,22 @@ def test_the_batch_arithmetic_is_deepspeeds_own(scale: dict[str, Any]) -> None:
         assert product == config["train_batch_size"] == job.training.global_batch, name
 
 
-def test_a_setting_inside_a_value_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("name", "found", "says"),
+    [
+        ("steps_per_print.every", "steps_per_print.every: steps_per_print", "no table"),
+        ("bf16.enabled", "bf16.enabled", "says this itself"),
+        ("zero_optimization", "zero_optimization", "says this itself"),
+        ("zero_optimization.stage", "zero_optimization.stage", "says this itself"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(name: str, found: str, says: str) -> None:
     job = jobs(**SMOKE)["zero-1"]
     assert job.layout
-    layout = job.layout.model_copy(update={"settings": {"steps_per_print.every": 1}})
-    with pytest.raises(InputError, match="no table") as caught:
+    layout = job.layout.model_copy(update={"settings": {name: 1}})
+    with pytest.raises(InputError, match=says) as caught:
         configuration(job.model_copy(update={"layout": layout}))
-    assert caught.value.found == "steps_per_print.every: steps_per_print"
+    assert caught.value.found == found
 
 
 def test_how_an_offload_holds_its_memory_is_a_setting_beside_where_it_goes() -> None:

@@ -11,19 +11,15 @@ pytest.importorskip("streaming", reason="needs the packages of a stack")
 
 import torch
 from formats import FORMATS, quantised
-from products import QuantisedProducts, Quantiser, Settings
+from products import QuantisedProducts, Quantiser, Settings, quantise
 
-from tests.checkouts import checkout
-from tests.records import plan
 from tests.train.checkpoint_jobs import digests, saving
 from tests.train.small import LOADED, STEPS, MakeJob, launch
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.manifest import load_json
-from twinrun.planning.project import Project
+from twinrun.foundation.manifest import load_json, validate
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import TrainingResult
 
-RECIPE = "fp4-pretraining"
 SCRIPT = Path(__file__).parents[1] / "train.py"
 PRODUCTS = ("forward", "input_gradient", "weight_gradient")
 SETTINGS = {
@@ -73,27 +69,24 @@ def test_a_run_goes_on_bit_for_bit(make_job: MakeJob, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("changes", "place"),
     [
-        ('format = "mxfp8"', 'format = "mxfp6"', ("layouts.mxfp8.settings.format", "mxfp6", "nvfp4")),
-        ("block = 32", "block = 64", ("layouts.mxfp8.settings.block", "64", "a divisor of 96")),
-        ("hadamard_size = 16", "hadamard_size = 24", ("settings.hadamard_size", "24", "2, 4, 8, 16")),
-        ("hadamard_size = 16", "hadamard_size = 64", ("settings.hadamard_size", "64", "a divisor of 96")),
-        ('rounding = "nearest"', 'roundings = "nearest"', ("settings", "roundings", "rounding")),
-        ('rounding = "nearest"', "", ("settings.rounding", "names every one", "stochastic")),
+        ({"format": "mxfp6"}, "format"),
+        ({"hadamard_size": 24}, "hadamard_size"),
+        ({"roundings": "nearest"}, "roundings"),
+        ({"rounding": None}, "rounding"),
+        ({"block": 64}, "block"),
+        ({"hadamard_size": 64}, "hadamard_size"),
     ],
 )
-def test_a_layout_that_cannot_be_is_refused_by_the_plan(
-    tmp_path: Path, old: str, new: str, words: tuple[str, ...]
-) -> None:
-    root = checkout(tmp_path, RECIPE)
-    path = root / "recipes" / RECIPE / "recipe.toml"
-    text = path.read_text(encoding="utf-8")
-    sizes = "width = 96, heads = 4, groups = 4, layers = 1, hidden = 96, vocabulary = 320, sequence = 96"
-    text = text.replace("[models]\n", f'[models]\nsmall = {{ family = "llama", {sizes} }}\n')
-    text = text.replace('model = "llama-smoke"', 'model = "small"')
-    begin = text.index("[layouts.mxfp8.settings]")
-    path.write_text(text[:begin] + text[begin:].replace(old, new, 1), encoding="utf-8")
+def test_settings_that_cannot_be_are_refused(changes: dict[str, object], place: str) -> None:
+    blocks = torch.nn.ModuleList([torch.nn.Linear(96, 96)])
+
+    def start() -> None:
+        settings = validate(SETTINGS | changes, Settings, place="settings")
+        quantiser = Quantiser(settings, seed=1, rank=0, device=torch.device("cpu"))
+        quantise(blocks, quantiser, tokens=96, place="settings")
+
     with pytest.raises(InputError) as caught:
-        plan(RECIPE, scale="smoke", gpu=None, devices=0, project=Project(root))
-    assert all(word in str(caught.value) for word in words), caught.value
+        start()
+    assert place in str(caught.value.place)

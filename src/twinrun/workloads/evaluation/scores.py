@@ -60,7 +60,6 @@ OF_MODEL = ("evaluation.model", "evaluation.training.")
 TENTHS = 10
 FACTORS = (
     factor("weights sha256", "none", "large", "other weights"),
-    factor("tensors sha256", "none", "large", "other weights, or another type of them"),
     factor("evaluation.tasks", "large", "large", "other questions"),
     factor("evaluation.shots", "large", "large", "longer prompts, other answers"),
     factor("rule of *", "none", "large", "another rule has moved HellaSwag by ten points"),

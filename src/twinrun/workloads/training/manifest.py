@@ -58,13 +58,8 @@ class LayoutEngine(Frozen):
     """A framework whose layouts the recipe's script trains, see `twinrun.train.training.main`."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-    """Import name of its package, or of a module beside the script; `trainer` and the layouts say it."""
-    owns: tuple[str, ...] = ()
-    """Settings of a layout that the training or the layout itself decides; a second value is refused."""
-    allowed: dict[str, tuple[bool | int | float | str, ...]] = Field(default_factory=dict)
-    """Every setting that its layouts have, and the values of each; where not given the engine knows them."""
-    divisors: tuple[str, ...] = ()
-    """Settings that divide the model's width and its sequence."""
+    """Import name of its package, or of a module beside the script; `trainer` and the layouts say it. It
+    knows what the settings of its layouts may be."""
 
 
 class ModelTables(ScaledTables[AnyScale]):
@@ -141,12 +136,10 @@ class TrainingPlan(Frozen):
     def variant(self) -> str:
         """What it does unlike a run through Composer that keeps all activations; begins with a comma."""
         training = self.training
-        found = [] if training.trainer == COMPOSER else [f"{training.trainer} loop"]
+        loop = "" if training.trainer == COMPOSER else f", {training.trainer} loop"
         # The plain loop keeps all whatever was asked for.
-        if training.trainer != PLAIN and training.activation_checkpointing:
-            parts = {"selective": " in part", "selective-alternate": ", every second product too"}
-            found.append(f"activations recomputed{parts.get(str(training.activation_checkpointing), '')}")
-        return "".join(f", {one}" for one in found)
+        again = training.trainer != PLAIN and training.activation_checkpointing
+        return loop + (f", activations recomputed: {'all' if again is True else again}" if again else "")
 
 
 class TrainingPoint(Frozen):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from twinrun.foundation.text import GIB, TERA
 from twinrun.manifests.vendor import Gpu
@@ -15,9 +16,9 @@ from twinrun.predict.parallel_layout import Machines
 from twinrun.protocol.measurements import Measurement, Numbers, Series, over_time, single
 from twinrun.protocol.training import COMPOSER, PLAIN, Step, StepMetrics, TrainingResult
 from twinrun.workloads.curve_distance import DATA, ORDER, WEIGHTS
-from twinrun.workloads.settings import ABSENT, Fingerprint, factor, flat, flat_fields
-from twinrun.workloads.training.estimates import BYTES, parallel_layout
+from twinrun.workloads.settings import Fingerprint, as_fingerprint, factor, flat
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
+from twinrun.workloads.training.points import BYTES, parallel_layout
 from twinrun.workloads.workload import (
     ComparisonTerms,
     ControlledCurve,
@@ -48,23 +49,6 @@ BUILT_IN = {
     "data.revision": "that of the interpreter",
     "data.tokenizer": "bytes",
 }
-# Fields of the tables under the names that publications have for them; without one a field is in other words.
-NAMES = {
-    "data": "",
-    "data.source": "",
-    "seed": "data.order_seed",
-    **{f"model.{name}": name for name in ("vocabulary", "sequence", "dropout")},
-    "optimizer.betas": "",
-    "optimizer.final_factor": "schedule.final_factor",
-    "optimizer.warmup_steps": "schedule.warmup_steps",
-    "optimizer.decay_steps": "schedule.end_steps",
-    "optimizer.schedule": "",
-    "optimizer.schedule.warmup": "schedule.warmup_tokens",
-    "optimizer.schedule.decay": "schedule.decay_tokens",
-    "optimizer.schedule.total": "schedule.end_tokens",
-}
-# Fields of the one schedule where the other is.
-UNSCHEDULED = {(name, ABSENT) for name in NAMES.values() if name.startswith("schedule.")}
 # Largest difference of two kinds of hardware at the first step: 1, 2 and 4 H200s are by up to 3e-4 in bf16.
 ROUNDING = {"fp32": 1e-6, "bf16": 1e-3}
 # How a step is computed, not what: rounding aside, these leave the loss as it is.
@@ -76,29 +60,23 @@ FACTORS = (
     factor("model", "large", "large", "arithmetic for each token, and the size of its matrices"),
     factor("shape.*", "some", "large", "part of the model"),
     factor("training.precision", "large", "some", "16 bits are several times faster and round more"),
-    factor("training.fp8_recipe", "large", "some", "scales of tensors or of rows, and what stays in bf16"),
     factor("training.global_batch", "some", "large", "work between optimizer steps; another optimisation"),
     factor("training.activation_checkpointing", "large", "none", "a third more arithmetic"),
     factor("training.attention", "large", "small", "another kernel; `math` keeps the whole matrix"),
     factor("training.kernels", "large", "small", "another scan and convolution"),
-    factor("training.layout", "some", "small", "another order in memory around the scan"),
     factor("training.parameter_type", "some", "large", "updates below 16 bits are lost"),
-    factor("training.position_weighting", "none", "large", "another loss"),
     factor("training.trainer", "large", "small", "another training loop around the same model"),
-    factor("training.controls", "none", "none", "the run itself stays as it is"),
     factor("training.compile", "large", "small", "compiled blocks fuse kernels"),
     factor("training.sharding", "some", "small", "gathers of parameters in every step"),
     factor("training.seed", "none", "large", "another initialisation and another order of the data"),
     factor("training.optimizer.*", "none", "large", "another optimisation"),
     factor("training.data", "none", "large", "other text"),
-    factor("training.microbatch", "some", "small", "size of one forward pass"),
-    factor("training.*", "small", "small", "length of the run and of its warm-up"),
-    factor("microbatch", "some", "small", "size of one forward pass"),
+    factor("*microbatch", "some", "small", "size of one forward pass"),
+    factor("training.*", "small", "small", "length of the run, or another setting of the training"),
     factor("attention backend", "some", "small", "another kernel for attention"),
     factor("layout.*", "large", "small", "another way to share the work"),
     factor("parallelism", "some", "small", "another exchange of gradients and parameters"),
-    factor("data hash", "none", "large", "other tokens"),
-    factor("order hash", "none", "large", "other samples in a step"),
+    factor("* hash", "none", "large", "other tokens, or other samples in a step"),
     factor("data.*", "none", "large", "another source of tokens"),
 )
 
@@ -214,23 +192,26 @@ def fingerprint(part: TrainingPlan) -> Fingerprint:
     Those that publications state have their words; every other field of the tables has its own name, so that
     what a table gains counts as well.
     """
-    shape, training, optimizer = part.shape, part.training, part.training.optimizer
-    weighting, (beta1, beta2) = training.position_weighting, optimizer.betas
-    tables = flat_fields(training) | flat_fields(shape, "model.") | flat_fields(part.data, "data.")
-    named = {NAMES.get(name, name): value for name, value in tables.items()}
-    named |= BUILT_IN if part.data.kind == "standard-library" else {}
-    own = {name: one for name, one in named.items() if name and (name, one) not in UNSCHEDULED}
+    shape, training, (beta1, beta2) = part.shape, part.training, part.training.optimizer.betas
+    # Each without what stands below in other words, and who calls the data the published.
+    without: dict[str, Any] = {"data": True, "seed": True, "optimizer": {"betas"}}
+    named = ("vocabulary", "sequence", "dropout")
+    found = as_fingerprint(training.model_dump(mode="json", exclude=without))
+    found |= as_fingerprint(shape.model_dump(mode="json", exclude={*named}), "model.")
+    found |= as_fingerprint(part.data.model_dump(mode="json", exclude={"source"}), "data.")
+    weighting = training.position_weighting
+    weighted = f", weighted by position over {weighting:g}" if weighting else ""
     return {
         "parameters": shape.parameters(),
         "tokens_per_step": training.global_batch * shape.sequence,
-        "dropout": shape.dropout,
-        "loss_function": "cross-entropy"
-        + (f", weighted by position over {weighting:g}" if weighting else ""),
-        **own,
+        "loss_function": "cross-entropy" + weighted,
+        **{name: getattr(shape, name) for name in named},
+        **found,
+        **(BUILT_IN if part.data.kind == "standard-library" else {}),
+        "data.order_seed": training.seed,
         "optimizer.name": "adamw",
         "optimizer.beta1": beta1,
         "optimizer.beta2": beta2,
-        "schedule.kind": "warm-up, stable, decay" if optimizer.schedule else "cosine",
     }
 
 

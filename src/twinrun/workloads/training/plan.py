@@ -14,7 +14,6 @@ from twinrun.protocol.training import Training, TrainingJob, identity
 from twinrun.workloads.settings import Fingerprint, flat, flat_fields
 from twinrun.workloads.sweep import KEYS, chosen, placements, refuse_demands
 from twinrun.workloads.training import points as sweeps
-from twinrun.workloads.training.estimates import processor_bytes
 from twinrun.workloads.training.manifest import (
     TrainingPlan,
     TrainingPoint,
@@ -25,6 +24,7 @@ from twinrun.workloads.training.manifest import (
     trained,
 )
 from twinrun.workloads.training.numbers import METRICS, VALIDATION, fingerprint
+from twinrun.workloads.training.points import processor_bytes
 from twinrun.workloads.training.refusals import of_training, raise_first
 from twinrun.workloads.workload import (
     Choice,
@@ -138,8 +138,8 @@ def _largest(
     candidates = [training.model_copy(update={"model": name}) for name in models]
     for candidate in candidates:
         budget = sweeps.budget_of(request, candidate, places)
-        tried = [(one.world_size, budget.microbatches(one.world_size)) for one in places]
-        if not tried[-1][1]:
+        tried = [(one.world_size, budget.microbatches(one.world_size)) for one in reversed(places)]
+        if not tried[0][1]:
             continue
         seconds = [budget.seconds(world, sizes[0]) if sizes else None for world, sizes in tried]
         total = sum(one or 0.0 for one in seconds)

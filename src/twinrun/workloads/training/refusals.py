@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import product
 
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import COMPOSER, FP8_RECIPE, PLAIN, Training
-from twinrun.workloads.training.manifest import LayoutEngine
 from twinrun.workloads.workload import Hardware, PlanRequest
 
 # The recipe that carries the kernel which `attention = "triton"` runs, and the head sizes of that kernel.
@@ -100,9 +98,9 @@ def _of_fp8(request: PlanRequest, training: Training, key: str, *, layouts: bool
         yield message, f"{stack.folder}/requirements.lock", f"no {FP8_PACKAGE}", allowed, hint
     if gpu is None and request.hardware.device_memory_bytes is not None:
         yield message, "images/gpus.toml", "no row for this GPU", "a row with `fp8 = true`", hint
-    if gpu is not None and not gpu.fp8:
-        place, allowed = f"images/gpus.toml:{gpu.id}.fp8", "a GPU whose matrix units multiply fp8"
-        yield message, place, "false", allowed, hint
+    if gpu and not gpu.fp8:
+        allowed = "a GPU whose matrix units multiply fp8"
+        yield message, f"images/gpus.toml:{gpu.id}.fp8", "false", allowed, hint
 
 
 def _of_attention(request: PlanRequest, training: Training, key: str) -> Iterator[Refusal]:
@@ -126,12 +124,10 @@ def _of_attention(request: PlanRequest, training: Training, key: str) -> Iterato
 
 
 def of_layout(
-    layout: Layout, engine: LayoutEngine | None, shape: AnyShape, training: Training, *, gpu: bool, place: str
+    layout: Layout, shape: AnyShape, training: Training, *, gpu: bool, place: str
 ) -> Iterator[Refusal]:
     """Yield what does not fit a layout, whatever its number of ranks; `gpu`: it is not for a processor."""
     own, plain = layout.framework == "torch", Layout()
-    if engine and layout.framework == engine.name:
-        yield from _of_engine(layout, engine, shape, f"{place}.settings")
     for key in ("zero", "offload", "storage", "pipeline", "tensor", "experts", "settings"):
         if own and (found := getattr(layout, key)) != getattr(plain, key):
             message = "PyTorch's own data parallelism has no such setting"
@@ -163,21 +159,3 @@ def of_ranks(layout: Layout, training: Training, world: int, *, place: str) -> I
     elif training.microbatch != "auto" and share % training.microbatch:
         message, allowed = "microbatches are equal", f"a divisor of {share}, the sequences of a replica"
         yield message, f"{place}.microbatch", training.microbatch, allowed, None
-
-
-def _of_engine(layout: Layout, engine: LayoutEngine, shape: AnyShape, place: str) -> Iterator[Refusal]:
-    """Yield settings that contradict what the recipe says, or that its engine has not."""
-    given, hint = layout.settings, "change the layout, or --set the training's own setting"
-    message = "the recipe says this itself, and a second value could only contradict it"
-    for name, one in product(given, engine.owns):
-        if f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}."):
-            yield message, place, name, "keys that neither the layout nor the training has", hint
-    for name in {**given, **engine.allowed} if engine.allowed else ():
-        found, allowed = given.get(name), engine.allowed.get(name, ())
-        if found not in allowed:
-            message = "no value of this setting, and a layout names every one"
-            yield message, f"{place}.{name}", found, allowed or tuple(engine.allowed), hint
-    for name, length in product(engine.divisors, ("width", "sequence")):
-        if (size := getattr(shape, length)) % given[name]:
-            message, hint = f"it divides the model's {length}", "change the layout, or --set model="
-            yield message, f"{place}.{name}", given[name], f"a divisor of {size}", hint
