@@ -15,7 +15,7 @@ import pytest
 from tests.checkpoints.writing import write
 from twinrun.checkpoints.folder import DamagedError, FolderStore
 from twinrun.checkpoints.safetensors import Entry, header_of, parse_header
-from twinrun.cli.checkpoint import checkpoint
+from twinrun.cli.records import checkpoint
 
 FILE = "step-00000004/rank-00000.safetensors"
 MANIFEST = "step-00000004/manifest.json"

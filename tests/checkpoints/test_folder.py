@@ -16,7 +16,7 @@ from twinrun.checkpoints.folder import DamagedError, FolderStore
 from twinrun.checkpoints.parts import Box, parts_for
 from twinrun.checkpoints.safetensors import parse_header
 from twinrun.checkpoints.verification import read_manifest, retire, verify
-from twinrun.cli.checkpoint import checkpoint
+from twinrun.cli.records import checkpoint
 from twinrun.foundation.errors import InputError, RunError, TwinrunError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
 

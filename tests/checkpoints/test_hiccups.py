@@ -16,7 +16,7 @@ from twinrun.checkpoints.conversion import TensorReader
 from twinrun.checkpoints.folder import FolderStore, UnreachableError
 from twinrun.checkpoints.parts import Box, parts_for
 from twinrun.checkpoints.verification import read_manifest, retire, verify
-from twinrun.cli.checkpoint import checkpoint
+from twinrun.cli.records import checkpoint
 
 
 def save(store: FolderStore) -> None:

@@ -59,9 +59,9 @@ def jobs(site: Path, *options: str, name: str = "played") -> subprocess.Complete
 def test_jobs_of_ours_are_listed(site: Path) -> None:
     done = jobs(site)
     assert done.returncode == 0, done.stderr
-    running, waiting = (line.split() for line in done.stdout.splitlines())
-    assert running == ["12", "RUNNING", "10", "s", "alice", "twinrun-nodes=2", "node[1-2]"]
-    assert waiting == ["13", "PENDING", "10", "s", "alice", "twinrun-nodes=4", "Resources"]
+    _, running, waiting = (line.split() for line in done.stdout.splitlines())
+    assert running == ["12", "RUNNING", "10.0", "alice", "twinrun-nodes=2", "node[1-2]"]
+    assert waiting == ["13", "PENDING", "10.0", "alice", "twinrun-nodes=4", "Resources"]
 
 
 def test_a_job_is_cancelled(site: Path) -> None:

@@ -21,8 +21,7 @@ from tests.execution.fake_engine import Play
 from tests.records import PROJECT, RECORDS, ROOT
 from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.verification import demand_signed_checkpoint
-from twinrun.cli.checkpoint import checkpoint, sign
-from twinrun.cli.records import report
+from twinrun.cli.records import checkpoint, report, sign
 from twinrun.foundation.errors import InputError, MachineError, RunInterruptedError
 from twinrun.results.reading import read_record
 

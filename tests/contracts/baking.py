@@ -12,7 +12,7 @@ from cookiecutter.main import cookiecutter
 
 from tests.contracts.tree import ROOT
 from tests.records import training_record
-from twinrun.cli.checkpoint import sign
+from twinrun.cli.records import sign
 from twinrun.manifests.claims import PLACEHOLDER
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project

@@ -156,7 +156,7 @@ def test_jobs_are_listed_and_cancelled(
         listed = sites.jobs(cluster="local")
         assert listed
         listed.show(as_json=False)
-        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
         return max(lines, key=lambda line: int(line[0]))
 
     job = submitted(site, folder / "listed")

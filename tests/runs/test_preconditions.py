@@ -99,12 +99,11 @@ def test_checkpoints_are_saved_in_a_folder_that_is_there(root: Path, place: str)
 def test_a_long_run_on_a_processor_asks(root: Path) -> None:
     long = (*SMOKE, "--set", "steps=100000")
     message = refused(root, *long)
-    assert "there is no terminal to ask on" in message
-    assert "allowed: up to 15 min without a question" in message
-    assert "--yes starts it" in message
+    assert "twinrun run: this starts only with --yes" in message
+    assert "allowed: up to 15 min without --yes" in message
     plan = invoke(root, *long, "--dry")
     assert plan.returncode == 0
-    assert "the run starts only with --yes" in plan.stderr
+    assert "this starts only with --yes" in plan.stderr
     assert "on a processor" not in invoke(root, *SMOKE, "--dry").stderr
 
 

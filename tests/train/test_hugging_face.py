@@ -22,7 +22,7 @@ from tests.train.small import MakeJob
 from twinrun.checkpoints.conversion import TensorReader
 from twinrun.checkpoints.folder import DamagedError, FolderStore
 from twinrun.checkpoints.verification import verify
-from twinrun.cli.checkpoint import checkpoint
+from twinrun.cli.records import checkpoint
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.models.llama import LlamaShape
 from twinrun.protocol.models.mamba import MambaShape

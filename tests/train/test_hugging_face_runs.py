@@ -24,7 +24,7 @@ from twinrun.checkpoints.conversion import TensorReader
 from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.tokenizer import BYTES, END_OF_TEXT, SEPARATOR, tokenizer_files
 from twinrun.checkpoints.verification import verify
-from twinrun.cli.checkpoint import checkpoint
+from twinrun.cli.records import checkpoint
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_bytes
 from twinrun.protocol.layout import Layout

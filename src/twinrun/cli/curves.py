@@ -8,18 +8,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.console import Group
 
-from twinrun.cli.console import (
-    Dry,
-    Out,
-    Scale,
-    Shown,
-    agreed,
-    demand_one,
-    demand_with,
-    demand_without,
-    resumable,
-    tell,
-)
+from twinrun.cli.console import Shown, resumable, tell
+from twinrun.cli.program import Dry, Out, Scale, demand_one, demand_with, demand_without, too_long
 from twinrun.foundation.cache import project_root, runs_folder
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_file
@@ -78,10 +68,8 @@ def parity(
         raise InputError("no share", place="--bound", found=bound, allowed="more than 0, less than 1")
     paths, project = (a, b, *controls), Project(project_root())
     records = all(map(is_record, paths))
-    for kind, other, options in (("logs", records, of_logs), ("records", bound or not records, of_records)):
-        for name, typed in options.items() if other else ():
-            if typed:
-                raise InputError(f"of {kind} alone", place=f"--{name}", found=typed, hint="leave it out")
+    demand_with("logs", not records, **of_logs)
+    demand_with("records", records and bound is None, **of_records)
     if records and bound is None:
         return _records(project, paths, points, out)
     curves = [read_curves(path, project, series=series or "", pattern=pattern or "") for path in paths]
@@ -196,8 +184,8 @@ def bisect(
         tell(line)
     if dry:
         return None
-    if not yes:
-        agreed(text, place="twinrun bisect")
+    for refusal in () if yes else too_long(None, text, place="twinrun bisect"):
+        raise refusal
     with resumable(work.runner.subject):
         found = work.finish()
     page = write_bisect_page(work.runner.folder / "bisect.html", found)

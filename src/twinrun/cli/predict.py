@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.console import Group
 
-from twinrun.cli.console import Count, Shown, demand_one, demand_with, demand_without
+from twinrun.cli.console import Shown, listed, tell
+from twinrun.cli.program import Count, demand_one, demand_with, demand_without
 from twinrun.foundation.cache import project_root
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.planning.project import Project
@@ -20,7 +21,6 @@ from twinrun.predict.parallel_layout import Machines
 from twinrun.predict.request import Asked, machines_of, predict_at, subject_of_model, subject_of_recipe
 from twinrun.predict.search import Offer, best, unordered
 from twinrun.protocol.models import members
-from twinrun.report.plan import plain_table
 from twinrun.report.prediction import DAY, predictions_view, search_view
 from twinrun.results.judged import Judged
 from twinrun.results.reading import read_record
@@ -131,16 +131,11 @@ def _runs(project: Project, text: str, asked: Asked, machines: Machines, softwar
 
 def _kernels(archs: list[str]) -> Shown:
     """Return the predicted times of the recipes' kernels; raises InputError for a GPU that has none."""
+    known = dict.fromkeys(one.arch for one in kernel_times())
     for arch in archs:
-        known = [one.arch for one in kernel_times()]
-        require_known(arch, dict.fromkeys(known), "no kernel was predicted for it", place="--gpu")
+        require_known(arch, known, "no kernel was predicted for it", place="--gpu")
     rows = [one for one in kernel_times() if one.arch in archs]
-    heads = ("arch", "kernel", "batch x heads x length x size", "ms, predicted", "90 % interval", "bound by")
-    cells = [
-        (
-            *(row.arch, f"{row.kernel}{' causal' if row.causal else ''}", "x".join(map(str, row.shape))),
-            *(f"{row.ms:g}", f"{row.low:g} to {row.high:g}", row.bound),
-        )
-        for row in rows
-    ]
-    return Shown(plain_table(heads, cells), rows)
+    tell(
+        "ms are predicted, and lie between low and high nine times of ten; shape: batch, heads, length, size"
+    )
+    return listed(rows, "arch", "kernel", "causal", "shape", "ms", "low", "high", "bound", none="none")

@@ -6,33 +6,41 @@ import ast
 import math
 import re
 import sys
-import tomllib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import cyclopts
 from cyclopts import App, CycloptsError, Parameter, exceptions
 from cyclopts.argument import Argument
 from cyclopts.token import Token
+from cyclopts.validators import Number
 
 from twinrun import __version__
 from twinrun.cli.console import Shown, exit_code_of
 from twinrun.foundation.cache import project_root
 from twinrun.foundation.errors import InputError, closest, elsewhere
 from twinrun.foundation.terminal import VisibleConsole
+from twinrun.foundation.text import duration
 
+# What commands have in common: a word, a count, a place to write, how much runs, and the plan alone.
+Word = str | None
+Paths = tuple[Path, ...]
+Count = Annotated[int | None, Parameter(validator=Number(gte=1))]
+Out = Annotated[Path | None, Parameter(alias="-o")]
+Scale = Literal["smoke", "node", "paper"] | None
+Dry = Annotated[bool, Parameter(alias="-n")]
+# What may start without --yes.
+LONG_SECONDS = 900.0
 JSON, LACKING = "--json", "this option needs a value"
 # A module and its commands; it is imported when one of them is asked for.
 _MODULES = {
     "run": ("run", "recipes", "data"),
-    "records": ("report", "compare"),
+    "records": ("report", "compare", "checkpoint", "sign"),
     "curves": ("parity", "history", "bisect"),
     "predict": ("predict",),
-    "stacks": ("build", "lock"),
-    "sites": ("doctor", "cluster", "site", "jobs"),
-    "checkpoint": ("checkpoint", "sign"),
+    "sites": ("build", "lock", "doctor", "cluster", "site", "jobs"),
 }
 COMMANDS = {name: module for module, names in _MODULES.items() for name in names}
 _NUMBERS = {
@@ -62,6 +70,37 @@ def read(kind: Any, tokens: Sequence[Any]) -> Any:
     return cyclopts.convert(kind, tokens)
 
 
+def demand_with(name: str, given: object, **options: object) -> None:
+    """Refuse what was typed for `options`, where the option that they belong to is not given."""
+    if not given and (found := _typed(options)):
+        raise InputError(f"only with {name}", place=found, found=f"no {name}", hint=f"add {name}")
+
+
+def demand_without(name: str, given: object, **options: object) -> None:
+    """Refuse what was typed for `options` beside an option that does something else, by their names."""
+    if given and (found := _typed(options)):
+        allowed = f"--{name}, or {found}, alone"
+        raise InputError("options exclude each other", place=f"--{name}", found=found, allowed=allowed)
+
+
+def demand_one(**options: object) -> None:
+    """Refuse more than one of these options, by their names."""
+    for name, value in options.items():
+        demand_without(name, value, **{other: options[other] for other in options if other != name})
+
+
+def _typed(options: dict[str, object]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name, value in options.items() if value)
+
+
+def too_long(seconds: float | None, text: str, *, place: str) -> list[InputError]:
+    """Return what stands against a start without --yes, nothing where it is quick; None is not known."""
+    if seconds is not None and seconds <= LONG_SECONDS:
+        return []
+    allowed = f"up to {duration(LONG_SECONDS)} without --yes"
+    return [InputError("this starts only with --yes", place=place, found=text, allowed=allowed)]
+
+
 # What a shell may complete by the folders of the project.
 _FOLDERS = dict.fromkeys(("RECIPE", "SUBJECT", "--recipe"), "recipes")
 _FOLDERS |= {"--stack": "images/stacks", "--vendor": "images/vendors"}
@@ -71,8 +110,7 @@ def completed(context: Any) -> list[str]:
     """Return what a shell may complete a word to: recipes, stacks, vendors and cards."""
     root, name = project_root(), context.argument.name
     if name == "--gpu":
-        text = (root / "images" / "gpus.toml").read_text("utf-8")
-        return sorted(row["id"] for row in tomllib.loads(text)["gpu"])
+        return re.findall('^id = "(.*)"', (root / "images" / "gpus.toml").read_text("utf-8"), re.MULTILINE)
     return sorted(one.name for one in (root / _FOLDERS.get(name, "none")).glob("*/"))
 
 
@@ -110,11 +148,7 @@ def start() -> None:
 
 
 def _run(words: Sequence[str]) -> int:
-    try:
-        Path.cwd()
-    except OSError as error:
-        hint = "change to the folder of the project"
-        raise InputError("no folder to work in", place="twinrun", found=error.strerror, hint=hint) from None
+    Path.cwd()
     own = [word for word in words if word != JSON]
     try:
         found = app(own, exit_on_error=False, print_error=False, result_action="return_value")

@@ -1,26 +1,29 @@
-"""`twinrun compare` and `report`: records held against each other, their pages, crates and submissions."""
+"""`twinrun report`, `compare`, `checkpoint`, `sign`: what runs leave, held together, verified and signed."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Group
 
-from twinrun.cli.console import Out, Scale, Shown, demand_one, demand_with, tell, written
+from twinrun.checkpoints import verification
+from twinrun.checkpoints.conversion import read_folder, write_folder
+from twinrun.checkpoints.folder import MANIFEST, SIGNATURE, DamagedError, FolderStore
+from twinrun.checkpoints.model_folder import CONFIG
+from twinrun.checkpoints.tokenizer import FILE as TOKENIZER
+from twinrun.cli.console import Shown, tell, written
 from twinrun.cli.predict import committed
+from twinrun.cli.program import Out, Scale, demand_one, demand_with
 from twinrun.foundation.cache import project_root, runs_folder
 from twinrun.foundation.errors import InputError, require_known
-from twinrun.foundation.signatures import is_demanded
+from twinrun.foundation.files import write_atomically
+from twinrun.foundation.signatures import SUFFIX, is_demanded, signature_of, signers_of
+from twinrun.foundation.text import number
 from twinrun.planning.project import Project
-from twinrun.protocol.models import member
-from twinrun.protocol.scores import SampleFile, compare_scores, paired, read_samples
-from twinrun.report.comparison import comparison_view, scores_view
-from twinrun.report.hardware import choices, prices_of, write_hardware_page
-from twinrun.report.page import write_recipe_report, write_report
+from twinrun.protocol.scores import compare_scores, paired, read_samples
+from twinrun.report import comparison, tables, words
 from twinrun.report.summary import selected
-from twinrun.report.tables import condition_table, verdict_table
-from twinrun.report.words import headline, headline_of_all, outcome
 from twinrun.results.compare import compare as compare_records
 from twinrun.results.judge import judge_between
 from twinrun.results.judged import Judged
@@ -28,6 +31,9 @@ from twinrun.results.reading import confirmations, confirmed_by, read_record, re
 from twinrun.results.scores import claim_called, demand_recorded, judge_scores
 from twinrun.results.submission import FILE, add_submission, write_submission
 from twinrun.results.verdicts import FAILURES
+
+Action = Literal["verify", "list", "convert"]
+Place = Path | None
 
 
 def compare(
@@ -73,8 +79,8 @@ def compare(
     demand_with("--rerun", rerun, **typed)
     demand_with("--scores", scores, margin=margin, claim=claim)
     demand_one(scores=scores, claims=claims, confirm=confirm, rerun=rerun)
-    demand_one(rerun=rerun, require_signature=require_signature)
     demand_one(claim=claim, margin=margin)
+    demand_one(rerun=rerun, require_signature=require_signature)
     if rerun:
         # What it imports takes seconds.
         from twinrun.cli.curves import rerun_sides
@@ -86,18 +92,18 @@ def compare(
     if claims:
         records = read_records([a, b], project)
         verdicts = judge_between(records)
-        said = headline_of_all(records, verdicts)
+        said = words.headline_of_all(records, verdicts)
         data = {"headline": said, "verdicts": [one.shown() for one in verdicts]}
         failed = any(verdict.final in FAILURES for verdict in verdicts)
-        return Shown(Group(said, verdict_table(verdicts)), data, int(failed))
+        return Shown(Group(said, tables.verdict_table(verdicts)), data, int(failed))
     first, second = (read_record(one, project) for one in (a, b))
     if confirm:
-        found = confirmations(first, second)
-        lines = [f"{one.claim}: {'' if one.confirmed else 'not '}confirmed, {one.why}" for one in found]
-        none = not any(one.confirmed for one in found)
-        return Shown("\n".join(lines) or "no verdict of the first record holds", found, int(none))
-    comparison = compare_records(first, second, project)
-    return Shown(comparison_view(comparison), comparison)
+        said_of = confirmations(first, second)
+        lines = [f"{one.claim}: {'' if one.confirmed else 'not '}confirmed, {one.why}" for one in said_of]
+        none = not any(one.confirmed for one in said_of)
+        return Shown("\n".join(lines) or "no verdict of the first record holds", said_of, int(none))
+    found = compare_records(first, second, project)
+    return Shown(comparison.comparison_view(found), found)
 
 
 def _scores(project: Project, places: list[Path], margin: float | None, claim: str | None) -> Shown:
@@ -108,26 +114,22 @@ def _scores(project: Project, places: list[Path], margin: float | None, claim: s
         message, allowed = "equivalence is asked inside a margin of scores", "more than 0, less than 1"
         hint = "--margin 0.02 counts a difference of up to two points of a hundred as none"
         raise InputError(message, place="--margin", found=margin, allowed=allowed, hint=hint)
-    files = [_samples_of(project, place) for place in places]
+    files = [read_samples(place) for place in places]
+    for place, samples in zip(places, files, strict=True):
+        # What a run folder holds is held against its record.
+        if place.is_dir():
+            demand_recorded(samples, read_record(place, project))
     found, rules = compare_scores(paired(*files), margin=asked), files[0].rules
     data = {"outcome": found.outcome, **dict(found), "samples": {one.place: one.sha256 for one in files}}
     if not stated:
-        return Shown(scores_view(found, rules=rules), data, int(found.outcome != "equivalent"))
+        return Shown(comparison.scores_view(found, rules=rules), data, int(found.outcome != "equivalent"))
     verdict = judge_scores(stated, found, rules=rules)
-    view = Group(scores_view(found, rules=rules), verdict_table([verdict]))
+    view = Group(comparison.scores_view(found, rules=rules), tables.verdict_table([verdict]))
     return Shown(view, data | {"verdict": verdict.shown()}, int(verdict.final != "holds-here"))
 
 
-def _samples_of(project: Project, place: Path) -> SampleFile:
-    """Return the samples of a file, or of a run folder, which are held against its record."""
-    found = read_samples(place)
-    if place.is_dir():
-        demand_recorded(found, read_record(place, project))
-    return found
-
-
 def report(
-    what: str | None = None,
+    what: str,
     /,
     *,
     out: Out = None,
@@ -142,7 +144,7 @@ def report(
     """Write the report of a run, or of a recipe's committed records; send a record in, or take one.
 
     Args:
-        what: folder of a recipe or of a run, or a record; with --hardware a model, all if left out
+        what: folder of a recipe or of a run, or a record; with --hardware a model, or all
         out: file to write instead of report.html, submission.json with --form, or the folder of --crate
         form: write the file with which a run is sent in, without names of hosts and folders
         add: a file that was sent in: check it and add its record to the recipe's results
@@ -155,17 +157,14 @@ def report(
     demand_with("--hardware", hardware, price=price)
     demand_one(form=form, add=add, crate=crate, why=why, hardware=hardware)
     demand_one(why=why, out=out)
-    demand_one(hardware=hardware, require_signature=require_signature)
     project = Project(project_root(), signed=is_demanded(project_root(), asked=require_signature))
     if hardware:
+        from twinrun.report.hardware import choices, prices_of, write_hardware_page
+
         prices, page = prices_of(price, project.gpus), out or runs_folder(project.root) / "hardware.html"
-        if what:
-            member(what, place="twinrun report --hardware")
-        write_hardware_page(page, choices(project, committed(project), only=what), prices)
+        found = choices(project, committed(project), only=None if what == "all" else what)
+        write_hardware_page(page, found, prices)
         return written(page)
-    if not what:
-        allowed = "a recipe, a run folder or a record; with --hardware a model or nothing"
-        raise InputError("WHAT is missing", place="twinrun report", allowed=allowed)
     path = Path(what)
     if why is not None:
         return _why(read_record(path, project), why)
@@ -181,6 +180,8 @@ def report(
         file = out or (path if path.is_dir() else Path()) / FILE
         write_submission(file, run.record, run.file)
         return written(file)
+    from twinrun.report.page import write_report
+
     tell(f"the record is {run.record.signer}")
     for claim, who in confirmed_by(run.record).items():
         tell(f"{claim}: confirmed by {who}")
@@ -193,8 +194,10 @@ def _recipe_report(project: Project, name: str, add: Path | None, out: Path | No
     if add:
         added, record = add_submission(add, name, project)
         sent = f"As sent in, {record.signer}: who ran it, and on what, nobody here saw."
-        tell(f"added: {added}\n{headline(record)} {sent}")
+        tell(f"added: {added}\n{words.headline(record)} {sent}")
         project = Project(project.root)
+    from twinrun.report.page import write_recipe_report
+
     loaded, records = project.recipe(name), committed(project, name)
     if not records:
         hint = "copy a record.json there, or name a run folder"
@@ -209,6 +212,104 @@ def _why(record: Judged, claim: str) -> Shown:
     verdicts = {one.claim: one for one in record.verdicts}
     require_known(claim, verdicts, "no such claim", place="--why")
     found, who = verdicts[claim], confirmed_by(record).get(claim)
-    said = f"{outcome(found)}: {found.why}\nthe record is {record.signer}"
+    said = f"{words.outcome(found)}: {found.why}\nthe record is {record.signer}"
     sure = f"\nconfirmed by {who}" if who else ""
-    return Shown(Group(condition_table(found), said + sure), found.shown())
+    return Shown(Group(tables.condition_table(found), said + sure), found.shown())
+
+
+def checkpoint(
+    action: Action, place: Path, /, *, step: int | None = None, out: Place = None, tokenizer: Place = None
+) -> Shown:
+    """Verify, list or convert the checkpoints of a run; 4 where one is damaged.
+
+    Args:
+        action: verify (every byte against its digest), list, or convert (to or from Hugging Face format)
+        place: folder with the checkpoints of a run, or a folder of transformers
+        step: one checkpoint; all when left out, and the newest to convert
+        out: folder that a conversion writes
+        tokenizer: tokenizer.json that the model was trained with, to write beside its weights
+    """
+    demand_with("convert", action == "convert", out=out, tokenizer=tokenizer)
+    if action == "convert":
+        return written(_converted(place, step, out, tokenizer))
+    store, complete, signers = FolderStore(place), action == "verify", signers_of(project_root())
+    good, rows = [], dict[int | str, dict[str, Any]]()
+    for one in _steps(store, step):
+        try:
+            manifest = (verification.verify if complete else verification.read_manifest)(store, one)
+            facts: dict[str, Any] = {"step": one, "damage": None, "verified": complete}
+            facts |= {"samples": manifest.samples, "bytes": sum(part.bytes for part in manifest.parts)}
+            facts |= {"tensors": len(manifest.tensors), "writer": manifest.token, "layout": manifest.layout}
+            facts["sha256"] = manifest.digest()
+            if complete:
+                facts["signature"] = verification.signature_at(store, one, facts["sha256"], signers=signers)
+            rows[one] = facts
+            good.append(manifest)
+        except (DamagedError, InputError) as error:
+            rows[one] = {"step": one, "damage": str(error)}
+    # A damaged checkpoint is named by its files, and not by how it fits to the others.
+    for name, fault in verification.faults_between(store, good) if complete and step is None else ():
+        rows[name] = {"step": name, "damage": rows.get(name, {}).get("damage") or str(fault)}
+    # Steps come first, and then what has a name alone.
+    shown = [rows[name] for name in sorted(rows, key=lambda one: (isinstance(one, str), one))]
+    damaged = any(row["damage"] for row in shown)
+    return Shown("\n".join(map(_line, shown)), shown, DamagedError.exit_code if damaged else 0)
+
+
+def _line(row: dict[str, Any]) -> str:
+    if row["damage"]:
+        return f"{'' if isinstance(row['step'], str) else 'step '}{row['step']}: damaged\n{row['damage']}"
+    state = "good: every byte is as written" if row["verified"] else "there, not verified"
+    size = f"{row['tensors']} tensors, {number(row['bytes'] / 1e6)} MB"
+    return "; ".join([f"step {row['step']}: {state}", size, *([row["signature"]] if row["verified"] else [])])
+
+
+def _steps(store: FolderStore, step: int | None) -> list[int]:
+    steps = store.steps()
+    if not steps:
+        hint, found = "name a folder such as runs/RECIPE/RUN/checkpoints/POINT", "no folder `step-...`"
+        raise InputError("no checkpoint here", place=store.place, found=found, hint=hint)
+    if step is not None and step not in steps:
+        raise InputError("no such checkpoint", place=store.place, found=step, allowed=steps)
+    return steps if step is None else [step]
+
+
+def _converted(place: Path, step: int | None, out: Path | None, tokenizer: Path | None) -> Path:
+    """Write what lies at `place` in the other format and return where: which one it has is seen there."""
+    if out is None:
+        raise InputError("a conversion needs a place to write", place="--out", hint="--out FOLDER")
+    if (place / CONFIG).is_file():
+        demand_with("checkpoints of ours", False, step=step is not None, tokenizer=tokenizer)
+        read_folder(place, FolderStore(out))
+        return out
+    store = FolderStore(place)
+    folder = write_folder(store, _steps(store, step)[-1], out, tokenizer=tokenizer)
+    if not (folder / TOKENIZER).is_file():
+        tell("no tokenizer was written: `--tokenizer FILE` names the tokenizer.json")
+    return folder
+
+
+def sign(what: Path, /, *, key: Path) -> Shown:
+    """Sign a record or a checkpoint with an SSH key; the signature is kept beside it.
+
+    Args:
+        what: record, run folder, submission.json, or place with checkpoints, whose newest is signed
+        key: private key of SSH, for example ~/.ssh/id_ed25519
+
+    Raises:
+        InputError: there is nothing to sign, what is there does not hold, or the key does not sign.
+    """
+    if what.suffix == ".json" or (what / "record.json").is_file():
+        file = what / "record.json" if what.is_dir() else what
+        digest = read_record(file, Project(project_root())).record.sha256
+        signature = file.with_name(f"{file.name}{SUFFIX}")
+        write_atomically(signature, signature_of(digest, key=key.expanduser()))
+    else:
+        store = FolderStore(what)
+        if not (steps := store.steps()):
+            allowed = "a record, a run folder, a submission, or a place with checkpoints"
+            raise InputError("nothing to sign", place=str(what), allowed=allowed)
+        manifest = verification.verify(store, steps[-1])
+        store.attach(steps[-1], SIGNATURE, signature_of(manifest.digest(), key=key.expanduser()))
+        signature = Path(f"{store.file(steps[-1], MANIFEST)}{SUFFIX}")
+    return Shown(str(signature), {"signature": signature})

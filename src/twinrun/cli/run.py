@@ -8,18 +8,21 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Group
+from rich.constrain import Constrain
 
-from twinrun.cli.console import LONG_SECONDS, Count, Out, Shown, agreed, resumable, tell
+from twinrun.cli.console import Shown, listed, resumable, tell
+from twinrun.cli.program import Count, Out, too_long
+from twinrun.execution.task import all_pending
 from twinrun.export.tracked_run import tracked_run
 from twinrun.export.trackers import choose_trackers
-from twinrun.foundation.cache import project_root, runs_folder
+from twinrun.foundation.cache import project_root
 from twinrun.foundation.errors import TwinrunError
 from twinrun.foundation.text import duration
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.planning.project import Project
-from twinrun.report.plan import choice_lines, everything, page, plain_table
-from twinrun.report.words import claims_in_words, headline
-from twinrun.results.reading import FinishedRun, read_record
+from twinrun.report.plan import choice_lines, everything, page
+from twinrun.report.words import headline
+from twinrun.results.reading import FinishedRun
 from twinrun.results.verdicts import FAILURES
 from twinrun.runs.data import acquire
 from twinrun.runs.models import fetch_model
@@ -61,28 +64,27 @@ def run(
     trackers = choose_trackers(track) if track else {}
     project = Project(project_root())
     selection = select(project, request)
-    seconds = sum(point.seconds or 0.0 for point in selection.plan.points)
-    text = f"about {duration(seconds)} on a processor"
-    long = seconds > LONG_SECONDS and not (selection.plan.gpu or selection.accelerator)
+    on_cpu = not (selection.plan.gpu or selection.accelerator)
+    seconds = sum(point.seconds or 0.0 for point in selection.plan.points if on_cpu)
+    long = too_long(seconds, f"about {duration(seconds)} on a processor, estimated", place="twinrun run")
     prepared = prepare(project, selection, out=out, resume=resume, detach=detach, dry=request.dry)
     if request.dry:
-        if long:
-            tell(f"warning   {text}: the run starts only with --yes")
-        for one in prepared.refusals:
+        for one in (*long, *prepared.refusals):
             tell(f"warning   a run would be refused here: {str(one).removeprefix('error: ')}")
         return Shown(page(prepared), everything(prepared))
     for line in choice_lines(selection):
         tell(line)
-    if long and not yes:
-        agreed(f"{text}, estimated", place="twinrun run")
+    for refusal in () if yes else long:
+        raise refusal
     from twinrun.runs.run import execute
 
     with Display() as display:
         finished = execute(prepared, display=display, detach=detach)
     if isinstance(finished, Path):
-        from twinrun.cli.sites import pending
-
-        return pending(finished)
+        jobs = all_pending(finished)
+        tell(f"submitted; `twinrun jobs` shows them, the same command with --resume collects: {finished}")
+        view = listed(jobs, "handle", "site", "point", none="nothing was submitted").view
+        return Shown(view, {"run": finished, "jobs": jobs})
     shown = _ended(finished)
     for name, tracker in trackers.items():
         tell(f"{name}: {tracker.write(finished.folder / 'trackers' / name, tracked_run(finished))}")
@@ -98,20 +100,15 @@ def _ended(run: FinishedRun) -> Shown:
 
     record, report = run.record, write_report(run.folder / "report.html", run)
     write_check_files(run)
-    data = {
-        "headline": headline(record),
-        "run": record.run,
-        "record": run.file,
-        "report": report,
-        "points": [point.summary() for point in record.points],
-        "verdicts": [one.shown() for one in record.verdicts],
-    }
+    data = {"headline": headline(record), "run": record.run, "record": run.file, "report": report}
+    data["points"] = [point.summary() for point in record.points]
+    data["verdicts"] = [one.shown() for one in record.verdicts]
     tables: list[Any] = [run_tables(run), f"{data['headline']}\n"]
     tables += [verdict_table(record.verdicts)] if record.verdicts else []
     failed = any(check.outcome == "fail" for point in record.points for check in point.checks)
     failed |= any(verdict.final in FAILURES for verdict in record.verdicts)
     view = Group(*tables, f"report: {report}", offer(run).rstrip())
-    return Shown(view, data, int(failed), RUN_COLUMNS)
+    return Shown(Constrain(view, RUN_COLUMNS), data, int(failed))
 
 
 def data(
@@ -134,14 +131,12 @@ def data(
         files: how many files of the data set to take; all when left out
         endpoint: server to fetch from instead of the public hub
     """
+    project = Project(project_root())
     server: dict[str, Any] = {"endpoint": endpoint, "say": Display().say}
     of: dict[str, Any] = {"recipe": recipe, "engine": engine, "sequence": sequence, "files": files}
     with resumable(name):
-        if "/" in name:
-            folder = fetch_model(name, **server)
-        else:
-            folder = acquire(Project(project_root()), name, **of, **server)
-    return Shown(str(folder), {"name": name, "folder": folder})
+        found = fetch_model(name, **server) if "/" in name else acquire(project, name, **of, **server)
+    return Shown(str(found), {"name": name, "folder": found})
 
 
 def recipes() -> Shown:
@@ -149,15 +144,11 @@ def recipes() -> Shown:
     project, code, rows = Project(project_root()), 0, []
     for name in project.recipe_names:
         try:
-            loaded = project.recipe(name)
-            rows.append({**summary(loaded), **_here(project, loaded)})
+            rows.append(summary(loaded := project.recipe(name)) | {"here": _here(project, loaded)})
         except TwinrunError as error:
             tell(error)
             code = error.exit_code
-    heads = ("recipe", "what it asks", "on this machine", "verdicts here")
-    cells = [[str(row[key]) for key in ("recipe", "question", "here", "verdicts")] for row in rows]
-    hint = "\n`twinrun run RECIPE --dry` shows what a run would do; --json lists what each scale runs."
-    return Shown(Group(plain_table(heads, cells), hint), rows, code)
+    return listed(rows, "recipe", "question", "here", none="no recipe", code=code)
 
 
 def summary(loaded: LoadedRecipe) -> dict[str, object]:
@@ -171,28 +162,11 @@ def summary(loaded: LoadedRecipe) -> dict[str, object]:
     }
 
 
-def _here(project: Project, loaded: LoadedRecipe) -> dict[str, str]:
-    """Return what `twinrun run` would choose on this machine or why it cannot, and the verdicts it has.
-
-    Those are of the newest run of this machine, else of the newest committed record of its GPU.
-    """
-    committed: list[Path] = []
+def _here(project: Project, loaded: LoadedRecipe) -> str:
+    """Return what `twinrun run` would choose on this machine, or why it cannot."""
     try:
         selection = select(project, Request(recipe=loaded.folder))
     except TwinrunError as error:
-        would = f"cannot run: {error.message}"
-    else:
-        chosen = {"time": "time not estimated"} | {choice.name: choice.value for choice in selection.choices}
-        would = ", ".join(chosen[name] for name in ("scale", "model", "time") if name in chosen)
-        # Names of committed records: GPU and count, stack, date.
-        known = f"{selection.gpu.id if selection.gpu else 'cpu'}x"
-        committed = [file for file in project.results(loaded) if file.name.startswith(known)]
-        committed.sort(key=lambda file: file.stem.split("_")[2])
-    runs, verdicts = sorted((runs_folder(project.root) / loaded.recipe.name).glob("*/record.json")), "none"
-    for newest in [*committed, *runs][-1:]:
-        try:
-            record, whose = read_record(newest, project), "run here" if runs else "committed"
-            verdicts = f"{claims_in_words(record.verdicts)}; {whose} {record.created[:10]}"
-        except TwinrunError as error:
-            verdicts = f"cannot be read: {error.message}"
-    return {"here": would, "verdicts": verdicts}
+        return f"cannot run: {error.message}"
+    chosen = {"time": "time not estimated"} | {choice.name: choice.value for choice in selection.choices}
+    return ", ".join(chosen[name] for name in ("scale", "model", "time") if name in chosen)

@@ -1,30 +1,89 @@
-"""`twinrun doctor`, `cluster`, `site` and `jobs`: what a machine or a site offers, and what runs there."""
+"""`twinrun build`, `lock`, `doctor`, `cluster`, `site`, `jobs`: what runs need, and what a site has."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from cyclopts import Parameter
 from rich.console import Group
 
-from twinrun.cli.console import Out, Shown, demand_with, demand_without, tell
+from twinrun.cli.console import Shown, listed, resumable, tell, written
+from twinrun.cli.program import Dry, Out, Paths, Word, demand_with, demand_without
 from twinrun.execution.engine import log_folder
 from twinrun.execution.ranks import FOLDER, Pending, all_pending
 from twinrun.execution.schedulers import client_of
 from twinrun.execution.site_checks import check_site, describe
 from twinrun.execution.site_qualification import contradictions, qualification_file
 from twinrun.foundation.cache import SHIPPED, project_root, runs_folder
-from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
+from twinrun.foundation.errors import InputError, MachineError, TwinrunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.terminal import VisibleConsole
-from twinrun.images import local_cluster
+from twinrun.foundation.text import plural
+from twinrun.images import command, local_cluster
+from twinrun.images import lock as locks
+from twinrun.images.command import BuildRequest
 from twinrun.machine.doctor import diagnose
 from twinrun.manifests.cluster import FILE, known_gpus, load_site
 from twinrun.planning.project import Project
 from twinrun.report.terminal import diagnosis_lines
+from twinrun.runs.prepared import demand_room
+
+Parts = tuple[Literal["python", "system"], ...]
+Do = Literal["up", "status", "down", "describe"]
+_NOTHING = BuildRequest()
 
 
-def doctor(*, stack: str | None = None, engine: str | None = None, cluster: str | None = None) -> Shown:
+def build(*, request: Annotated[BuildRequest, Parameter("*")] = _NOTHING, dry: Dry = False) -> Shown:
+    """Build the image of a stack from its locks.
+
+    Args:
+        dry: print the plan and stop; with --json all of it
+    """
+    paths = {name: path.absolute() for name, path in vars(request).items() if isinstance(path, Path)}
+    root, request = project_root(), replace(request, **paths)  # type: ignore[arg-type]
+    plan = command.plan_request(root, request)
+    if request.save:
+        folder = request.save.parent if request.save.suffix == ".tar" else request.save
+        demand_room(folder, 0, option="--save")
+    lines = command.plan_lines(plan)
+    if dry:
+        return Shown("\n".join(lines), plan.summary())
+    with command.BuildProgress() as progress, resumable(plan.image):
+        for line in lines:
+            progress.say(line)
+        if request.context:
+            return written(command.write_context(root, plan, request, progress.say))
+        result = command.run_build(root, plan, request, progress.say)
+    return Shown("\n".join(command.result_lines(result)), result)
+
+
+def lock(
+    *, stack: Word = None, index: Word = None, upgrade: bool = False, only: Parts = (), check: bool = False
+) -> Shown:
+    """Resolve every pin of stacks: packages to hashes, the root file system made of them to a digest.
+
+    Args:
+        stack: one stack; all when left out
+        index: URL in place of the framework's own package index, which --check asks
+        upgrade: let packages move that nothing pins
+        only: python or system; may be given many times
+        check: write nothing; say which pins an index does not have, and exit 1 then
+    """
+    root, rows, findings = project_root(), dict[str, list[str]](), list[locks.PinFinding]()
+    for name in locks.stack_names(root, stack):
+        if check:
+            found = locks.check(root, name, index=index, only=only, say=tell)
+            rows[name], findings = [str(one) for one in found], [*findings, *found]
+        else:
+            rows[name] = list(locks.refresh(root, name, upgrade=upgrade, only=only, say=tell))
+    noun = "finding" if check else "change"
+    lines = ["\n  ".join([f"{name}: {plural(len(of), noun)}", *of]) for name, of in rows.items()]
+    return Shown("\n".join(lines), rows, locks.exit_code(findings))
+
+
+def doctor(*, stack: Word = None, engine: Word = None, cluster: Word = None) -> Shown:
     """Check what this machine offers: GPUs, engines, disk, permissions; or that a stack or a site works.
 
     Args:
@@ -47,13 +106,7 @@ def doctor(*, stack: str | None = None, engine: str | None = None, cluster: str 
 
 
 def cluster(
-    action: Literal["up", "status", "down", "describe"],
-    /,
-    *,
-    nodes: int = 3,
-    mount: tuple[Path, ...] = (),
-    partition: str | None = None,
-    cluster: str | None = None,
+    action: Do, /, *, nodes: int = 3, mount: Paths = (), partition: Word = None, cluster: Word = None
 ) -> Shown:
     """Start, list or remove a Slurm cluster of containers on this machine; or describe another one.
 
@@ -75,9 +128,7 @@ def cluster(
         found = local_cluster.up(project_root(), nodes=nodes, mounts=mounts, say=tell)
     else:
         found = local_cluster.status()
-    lines = [f"{node.name:12} {node.container:10} {node.slurm}" for node in found]
-    data = [{"node": one.name, "container": one.container, "slurm": one.slurm} for one in found]
-    return Shown("\n".join(lines) or "no cluster; `twinrun cluster up` starts one", data)
+    return listed(found, "name", "container", "slurm", none="no cluster; `twinrun cluster up` starts one")
 
 
 def _described(site: str | None, partition: str | None) -> Shown:
@@ -108,14 +159,13 @@ def site(action: Literal["qualify"], site: str, /, *, key: Path | None = None) -
     project, declared = Project(project_root()), load_site(project_root(), site)
     found = qualified(project, site, key=key.expanduser() if key else None, say=tell)
     wrong, file = contradictions(declared.site, found, gpus=project.gpus), qualification_file(declared)
-    facts = found.model_dump(mode="json")
-    lines = [f"{name:18} {value}" for name, value in facts.items() if name != "faults"]
-    lines += [*(f"differs   {one}" for one in wrong), f"written: {file}"]
-    data = facts | {"differs": wrong, "file": file}
-    return Shown("\n".join(lines), data, MachineError.exit_code if wrong else 0)
+    data = {**found.model_dump(mode="json"), "differs": wrong, "file": file}
+    lines = [f"{name:18} {value}" for name, value in data.items() if name not in ("faults", "differs")]
+    view = "\n".join([*lines, *(f"differs   {one}" for one in wrong)])
+    return Shown(view, data, MachineError.exit_code if wrong else 0)
 
 
-def jobs(*, cluster: str | None = None, out: Out = None, cancel: str | None = None) -> Shown:
+def jobs(*, cluster: Word = None, out: Out = None, cancel: Word = None) -> Shown:
     """List what detached runs wait for, or the jobs of twinrun at a site; end one.
 
     Args:
@@ -131,31 +181,16 @@ def jobs(*, cluster: str | None = None, out: Out = None, cancel: str | None = No
     client = client_of(load_site(project_root(), cluster))
     if cancel:
         client.end(cancel)
-    found = client.jobs()
-    lines = [
-        f"{job.id:>8}  {job.state:12} {job.run_seconds:6.0f} s  {job.user:12} {job.name}"
-        f"  {job.nodes or job.reason}"
-        for job in found
-    ]
-    return Shown("\n".join(lines) or f"no jobs of twinrun at {cluster}", found)
-
-
-def pending(run: Path) -> Shown:
-    """Return what a detached run has submitted, and how it is collected."""
-    found = all_pending(run)
-    lines = [f"{one.handle:>8}  {one.site:12} {one.point}" for one in found]
-    how = f"submitted from {run}; `twinrun jobs` shows them, the same command with --resume collects them"
-    return Shown("\n".join([*lines, how]), {"run": run, "jobs": found})
+    columns = ("id", "state", "run_seconds", "user", "name", "nodes", "reason")
+    return listed(client.jobs(), *columns, none=f"no jobs of twinrun at {cluster}")
 
 
 def _waiting(folder: Path) -> Shown:
     """Return what runs below a folder have submitted and not collected."""
     runs = sorted({file.parent.parent for file in folder.glob(f"*/*/{FOLDER}/*.json")})
-    found = [(run, one, _state(run, one)) for run in runs for one in all_pending(run)]
-    lines = [f"{one.handle:>8}  {one.site:12} {state:34} {one.point}  {run}" for run, one, state in found]
+    found = [{"run": run, "state": _state(run, one), **dict(one)} for run in runs for one in all_pending(run)]
     none = f"no job of a run in {folder} waits to be collected; --cluster SITE lists those of a site"
-    data = [{"run": run, "state": state, **dict(one)} for run, one, state in found]
-    return Shown("\n".join(lines) or none, data)
+    return listed(found, "handle", "site", "state", "point", "run", none=none)
 
 
 def _state(run: Path, one: Pending) -> str:
@@ -166,7 +201,5 @@ def _state(run: Path, one: Pending) -> str:
         if submission.poll() is not None:
             return "ended, --resume collects it"
         return f"runs on {submission.nodes[0]}" if submission.nodes else "waits for nodes"
-    except (InputError, MachineError) as error:
-        return f"not known: {error.message}"
-    except (RunError, RunInterruptedError) as error:
-        return f"ended: {error.message}"
+    except TwinrunError as error:
+        return error.message
