@@ -60,8 +60,8 @@ def test_jobs_of_ours_are_listed(site: Path) -> None:
     done = jobs(site)
     assert done.returncode == 0, done.stderr
     _, running, waiting = (line.split() for line in done.stdout.splitlines())
-    assert running == ["12", "RUNNING", "10.0", "alice", "twinrun-nodes=2", "node[1-2]"]
-    assert waiting == ["13", "PENDING", "10.0", "alice", "twinrun-nodes=4", "Resources"]
+    assert running == ["12", "RUNNING", "None", "10.0", "alice", "twinrun-nodes=2", "node[1-2]"]
+    assert waiting == ["13", "PENDING", "Resources", "10.0", "alice", "twinrun-nodes=4"]
 
 
 def test_a_job_is_cancelled(site: Path) -> None:

@@ -181,7 +181,7 @@ def jobs(*, cluster: Word = None, out: Out = None, cancel: Word = None) -> Shown
     client = client_of(load_site(project_root(), cluster))
     if cancel:
         client.end(cancel)
-    columns = ("id", "state", "run_seconds", "user", "name", "nodes", "reason")
+    columns = ("id", "state", "reason", "run_seconds", "user", "name", "nodes")
     return listed(client.jobs(), *columns, none=f"no jobs of twinrun at {cluster}")
 
 
