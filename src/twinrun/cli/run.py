@@ -12,7 +12,7 @@ from rich.constrain import Constrain
 
 from twinrun.cli.console import Shown, listed, resumable, tell
 from twinrun.cli.program import Count, Out, too_long
-from twinrun.execution.task import all_pending
+from twinrun.execution.ranks import all_pending
 from twinrun.export.tracked_run import tracked_run
 from twinrun.export.trackers import choose_trackers
 from twinrun.foundation.cache import project_root
