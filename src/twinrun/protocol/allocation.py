@@ -53,38 +53,23 @@ class NodeDevice(Frozen):
 
 
 class NodeReport(Frozen):
-    """What a node is, as its first rank found it."""
+    """What a node is, as its first rank found it; by default what is known of one that did not report."""
 
-    cpu: str
-    cores: int
+    cpu: str = "an unknown processor"
+    cores: int = 0
     """Processors that the rank may run on."""
-    memory_bytes: int
-    kernel: str
-    devices: tuple[NodeDevice, ...]
+    memory_bytes: int = 0
+    kernel: str = ""
+    devices: tuple[NodeDevice, ...] = ()
     """The GPUs that the rank sees."""
-    driver: str | None
-    interfaces: tuple[Interface, ...]
-    transport: dict[str, str]
+    driver: str | None = None
+    interfaces: tuple[Interface, ...] = ()
+    transport: dict[str, str] = Field(default_factory=dict)
     """Variables that choose interfaces and transports of the collectives, as set when the rank started."""
-    software_sha256: str
+    software_sha256: str = ""
     """Digest over the interpreter's version, and name and version of every package that it finds."""
     image: str | None = None
     """ID that the node's engine has for the image; null without one, and where one machine is all."""
-
-    @classmethod
-    def unknown(cls) -> NodeReport:
-        """Return what is known of a node that did not report."""
-        return cls(
-            cpu="an unknown processor",
-            cores=0,
-            memory_bytes=0,
-            kernel="",
-            devices=(),
-            driver=None,
-            interfaces=(),
-            transport={},
-            software_sha256="",
-        )
 
 
 class Binding(Frozen):
@@ -128,8 +113,6 @@ class RankReport(Frozen):
     """Cores that it runs on, null where no device says which are near."""
     process: int | None = None
     """Number of its process, in the container where there is one; null in older reports."""
-    forked_from: int | None = None
-    """Number of the process that it is a fork of; null where the launcher has started it for this point."""
 
 
 class LoadedFiles(Frozen):

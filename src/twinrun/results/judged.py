@@ -83,7 +83,7 @@ class Judged:
     def node(self) -> NodeReport:
         """What the first node is; empty where no rank has said it."""
         allocation = self.record.allocation
-        return allocation.reports.get(allocation.nodes[0], NodeReport.unknown())
+        return allocation.reports.get(allocation.nodes[0], NodeReport())
 
     @property
     def devices(self) -> tuple[NodeDevice, ...]:
