@@ -24,7 +24,7 @@ from tests.execution.placements import SITE, PlacementStandIn, commands_of
 from tests.goldens import check_golden
 from twinrun.execution.containers import Docker
 from twinrun.execution.engine import Engine, Workspace, log_folder
-from twinrun.execution.engines import ENGINES, Apptainer, Interpreter, Pyxis, Singularity
+from twinrun.execution.engines import ENGINES, Apptainer, ImageFile, Interpreter, Pyxis, Singularity
 from twinrun.execution.launchers import LAUNCHERS as KNOWN
 from twinrun.execution.ranks import Launch
 from twinrun.execution.schedulers import SCHEDULERS
@@ -37,26 +37,12 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCHERS = ("mpirun", "srun", "torchrun")
 # Each makes a file where a shell obeys it.
 ATTACKS = (
-    "; touch {canary} ;",
-    "$(touch {canary})",
-    "`touch {canary}`",
-    "'; touch {canary}; '",
-    '"; touch {canary}; "',
-    "\ntouch {canary}\n",
-    "\n#SBATCH --output={canary}\ntouch {canary}",
-    "\\\ntouch {canary}",
-    "}}\ntouch {canary}\nstart() {{",
-    "${{RUN@P}}$(touch {canary})",
-    "$RUN$(touch {canary})",
-    "$TWINRUN_NODE`touch {canary}`",
-    "&& touch {canary} #",
-    "| touch {canary}",
-    "> {canary}",
-    "a\r\ntouch {canary}",
-    "!touch {canary}",
-    "$'\\ntouch {canary}'",
-    "--wrap=touch {canary}",
-    "\x1b]0;\x07; touch {canary}",
+    *("; touch {canary} ;", "$(touch {canary})", "`touch {canary}`", "'; touch {canary}; '"),
+    *('"; touch {canary}; "', "\ntouch {canary}\n", "\n#SBATCH --output={canary}\ntouch {canary}"),
+    *("\\\ntouch {canary}", "}}\ntouch {canary}\nstart() {{", "${{RUN@P}}$(touch {canary})"),
+    *("$RUN$(touch {canary})", "$TWINRUN_NODE`touch {canary}`", "&& touch {canary} #", "| touch {canary}"),
+    *("> {canary}", "a\r\ntouch {canary}", "!touch {canary}", "$'\\ntouch {canary}'"),
+    *("--wrap=touch {canary}", "\x1b]0;\x07; touch {canary}"),
 )
 # Stand-ins for what the script calls: they print what they are given, and start the body once.
 FAKES = """
@@ -83,35 +69,24 @@ class ScriptJob(BaseModel):
     out: str = "/run"
 
 
-def script(
-    launcher: str,
-    *,
-    site: LoadedSite = SITE,
-    placement: PlacementStandIn = PlacementStandIn(id="nodes=2", nodes=2, devices_per_node=8),  # noqa: B008 - frozen
-    root: Path = Path("/shared/project"),
-    run: Path = Path("/shared/run"),
-    python: str = "/shared/environment/bin/python",
-    payload: str = "a 'quoted' text with $HOME\nand a line",
-    engine: str = "",
-    image: str = "twinrun/stack:a1b2",
-) -> str:
-    """Return the script of a placement."""
+def script(launcher: str, *, site: LoadedSite = SITE, engine: str = "", **told: Any) -> str:
+    """Return the script of a placement: of two nodes with eight devices, of folders that all nodes see."""
+    placement = told.get("placement", PlacementStandIn(id="nodes=2", nodes=2, devices_per_node=8))
+    root, run = told.get("root", Path("/shared/project")), told.get("run", Path("/shared/run"))
     workspace = Workspace(root=root, run=run, data=Path("/shared/data"), nodes=site.site)
-    vendor = load_vendors(ROOT)[site.site.vendor]
+    own: dict[str, Any] = {"vendor": load_vendors(ROOT)[site.site.vendor], "workspace": workspace}
+    python = told.get("python", "/shared/environment/bin/python")
     renderer: Engine = Interpreter(python=python, workspace=workspace)
+    kinds: dict[str, type[ImageFile]] = {"apptainer": Apptainer, "pyxis": Pyxis, "singularity": Singularity}
     if engine == "docker":
-        renderer = Docker(image=image, vendor=vendor, workspace=workspace)
-    elif engine == "pyxis":
-        renderer = Pyxis(file=Path("/shared/stack.sqsh"), vendor=vendor, workspace=workspace)
-    elif engine in ("apptainer", "singularity"):
-        kind = Apptainer if engine == "apptainer" else Singularity
-        renderer = kind(file=Path("/shared/stack.sif"), vendor=vendor, workspace=workspace)
-    told = {"TOLD": payload, **site.site.environment}
-    commands = commands_of(renderer, workspace, launcher=launcher, site=site, **told)
+        renderer = Docker(image="twinrun/stack:a1b2", **own)
+    elif engine in kinds:
+        renderer = kinds[engine](file=Path(f"/shared/stack.{kinds[engine].form}"), **own)
+    variables = {"TOLD": told.get("payload", "told"), **site.site.environment}
+    ranks = commands_of(renderer, workspace, launcher=launcher, site=site, **variables)
     job: Any = ScriptJob()
-    launch = Launch(placement=placement, script=root / "train.py", job=job)
-    logs = str(log_folder(run, placement.id))
-    made = commands.scheduler.script(commands.task(launch, attempt="a1b2"), run=str(run), logs=logs)
+    task = ranks.task(Launch(placement=placement, script=root / "train.py", job=job), attempt="a1b2")
+    made = ranks.scheduler.script(task, run=str(run), logs=str(log_folder(run, placement.id)))
     assert made is not None
     return made
 
@@ -148,7 +123,7 @@ def golden(site: str, launcher: str, engine: str) -> str:
         patch.setattr(os, "getgid", lambda: 1234)
         ranks = SITES[site].site.devices_per_node
         placement = PlacementStandIn(id="nodes=2", nodes=2, devices_per_node=ranks)
-        return script(launcher, site=SITES[site], placement=placement, engine=engine, payload="told")
+        return script(launcher, site=SITES[site], placement=placement, engine=engine)
 
 
 @pytest.mark.parametrize(("site", "launcher", "engine"), CASES)
@@ -208,7 +183,7 @@ def test_a_task_of_skypilot_leaves_its_status_and_its_log(status: int, left: str
 def test_a_part_of_a_shared_node_asks_for_its_share_of_the_memory(site: str, ranks: int, asked: int) -> None:
     """A site with whole or exclusive nodes has no other job that uses the rest."""
     placement = PlacementStandIn(id="devices=1", devices_per_node=ranks)
-    made = script("torchrun", site=SITES[site], placement=placement, payload="told")
+    made = script("torchrun", site=SITES[site], placement=placement)
     assert f"#SBATCH --mem={asked}{'G' if asked else ''}\n" in made
 
 
@@ -220,9 +195,8 @@ def test_a_thousand_nodes_need_no_more_lines_than_two(launcher: str) -> None:
 
 
 def test_pyxis_starts_under_srun_alone() -> None:
-    with pytest.raises(MachineError, match="srun alone starts commands of this engine") as caught:
+    with pytest.raises(MachineError, match=r"srun alone starts commands of this engine[^~]*mpirun"):
         script("mpirun", engine="pyxis")
-    assert "mpirun" in str(caught.value.found)
     with pytest.raises(InputError, match="no mount of Pyxis can name this folder"):
         script("srun", engine="pyxis", root=Path("/shared/a,b"))
 
@@ -317,13 +291,6 @@ def test_cluster_toml_refuses_what_is_no_word(attack: str) -> None:
         with pytest.raises(InputError) as caught:
             validate({"site": {"hpc": given_here}}, ClusterTable, place="cluster.toml")
         assert f"cluster.toml:site.hpc.{key}" in str(caught.value)
-
-
-def test_a_misspelt_key_is_named_with_its_neighbour() -> None:
-    site = SITE.site.model_dump(mode="json") | {"partion": "gpu"}
-    with pytest.raises(InputError, match="unknown key") as caught:
-        validate({"site": {"hpc": site}}, ClusterTable, place="cluster.toml")
-    assert "did you mean `partition`?" in str(caught.value)
 
 
 def test_the_site_says_only_what_it_has() -> None:

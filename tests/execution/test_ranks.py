@@ -57,13 +57,12 @@ def drive(workspace: Workspace, shown: list[dict[str, Any]], monkeypatch: pytest
         fields.pop("attempt", None)
         shown.append(fields)
 
-    def run(script: Script, placement: PlacementStandIn = PlacementStandIn()) -> Allocation | None:  # noqa: B008 - frozen
-        engine = FakeEngine(script, workspace)
-        ranks = commands_of(engine, workspace, EXTRA="1")
-        folder = point_folder(workspace.run, placement.id)
-        job: Any = RankJob(out=str(folder), metrics=str(workspace.run / METRICS))
-        launch = Launch(placement=placement, script=workspace.root / "train.py", job=job)
-        return ranks.run(launch, show=show)
+    def run(script: Script, **size: int) -> Allocation | None:
+        ranks = commands_of(FakeEngine(script, workspace), workspace, EXTRA="1")
+        placement = PlacementStandIn(**size)  # type: ignore[arg-type]
+        out = str(point_folder(workspace.run, placement.id))
+        job: Any = RankJob(out=out, metrics=str(workspace.run / METRICS))
+        return ranks.run(Launch(placement=placement, script=workspace.root / "train.py", job=job), show=show)
 
     return run
 
@@ -79,74 +78,69 @@ def line(step: int, point: str = "here") -> Mapping[str, Any]:
 def test_lines_are_shown_and_the_hosts_of_the_ranks_are_the_allocation(
     drive: Drive, shown: list[dict[str, Any]], workspace: Workspace
 ) -> None:
-    script = playing(lines=[line(1), line(2)], hosts=["b", "b", "a"], result={})
+    """Not those of another attempt, nor a torn one; nothing of an earlier attempt is kept."""
+    late = json.dumps({"attempt": "earlier", **line(9)}) + "\n"
+    lines = [line(1, "there"), late, "a warning of some library\n", line(1), line(2), '{"point": "he']
+    script = playing(lines=lines, hosts=["b", "b", "a"], result={})
     result = drive(script)
     assert result is not None
-    assert (result.scheduler, result.nodes) == ("local", ("b", "a"))
-    assert shown == [line(1), line(2)]
-    written = [json.loads(one) for one in (workspace.run / METRICS).read_text().splitlines()]
-    assert len({one["attempt"] for one in written}) == 1
-    (command,) = script.started
-    assert command.variables["EXTRA"] == "1"
-    assert script.stopped == 1
-
-
-def test_lines_of_another_attempt_and_what_is_no_line_are_not_shown(
-    drive: Drive, shown: list[dict[str, Any]]
-) -> None:
-    late = json.dumps({"attempt": "earlier", **line(9)}) + "\n"
-    drive(playing(lines=[late, "a warning of some library\n", line(1), json.dumps(line(8)) + "\n"]))
-    assert shown == [line(1)]
-
-
-def test_a_torn_line_is_not_shown_and_not_kept(
-    drive: Drive, shown: list[dict[str, Any]], workspace: Workspace
-) -> None:
-    drive(playing(lines=[line(1, "there"), line(1), '{"point": "he']))
-    assert shown == [line(1, "there"), line(1)]
-    drive(playing(lines=[line(1)]))
+    assert (result.scheduler, result.nodes, script.stopped) == ("local", ("b", "a"), 1)
+    assert script.started[0].variables["EXTRA"] == "1"
+    assert shown == [line(1, "there"), line(1), line(2)]
+    drive(playing(lines=[line(1)], hosts=["c"]))
     kept = [json.loads(one) for one in (workspace.run / METRICS).read_text().splitlines()]
     assert [(one["point"], one["step"]) for one in kept] == [("there", 1), ("here", 1)]
-
-
-def test_nothing_of_an_earlier_attempt_is_left(drive: Drive, workspace: Workspace) -> None:
-    drive(playing(result={"old": 1}, hosts=["a", "b"]))
-    drive(playing(hosts=["c"]))
     folder = point_folder(workspace.run, "here")
     assert not (folder / "result.json").exists()
     assert [path.name for path in (folder / "ranks").iterdir()] == ["0.json"]
 
 
-def test_a_rank_that_failed_is_named(drive: Drive) -> None:
-    script = playing(log=torchrun_report(1, -9), status=1)
-    with pytest.raises(RunError, match="rank 1 of 2 failed with signal 9") as caught:
-        drive(script, PlacementStandIn(devices_per_node=2))
-    assert caught.value.place == "here"
+def stops(job: Mapping[str, Any]) -> Play:
+    """Play ranks that were told to end and have saved."""
+    (Path(job["out"]) / STOPPED_FILE).write_text('{"step": 12}')
+    return Play(log=torchrun_report(1, 5), status=1)
+
+
+def hangs(job: Mapping[str, Any]) -> Play:
+    """Play ranks that made no progress, one of which torchrun names."""
+    for rank in range(2):
+        words = {"rank": rank, "host": "b", "pid": 7, "step": 3, "operation": "forward", "limit": 9.9}
+        file = Path(job["out"], "pulse", f"{rank}.json")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(words | {"since": 5 - rank}))
+    return Play(log="Timeout (0:00:09.9)!\n" + torchrun_report(0, -9), status=1)
+
+
+def plays(**play: Any) -> Callable[[Mapping[str, Any]], Play]:
+    return lambda _job: Play(**play)
+
+
+# What two ranks do, and the error with its message and what was found.
+ENDS: list[tuple[Callable[[Mapping[str, Any]], Play], type[BaseException], str]] = [
+    (plays(log=torchrun_report(1, -9), status=1), RunError, "here: rank 1 of 2 failed with signal 9"),
+    (plays(log="no such module\n", status=3), RunError, "could not be started or ended with exit status 3"),
+    (plays(log="no such module\n", status=3), RunError, "no such module"),
+    (stops, RunInterruptedError, "told to end and have saved after step 12"),
+    (hangs, RunError, "made no progress for 10 s"),
+    (hangs, RunError, "rank 1 on b, pid 7, at step 3: forward"),
+    (plays(lines=[line(1)], interrupted=KeyboardInterrupt()), KeyboardInterrupt, ""),
+    (plays(lines=[line(1)], interrupted=MachineError("the daemon is gone")), MachineError, "daemon is gone"),
+]
+
+
+@pytest.mark.parametrize(("play", "kind", "said"), ENDS)
+def test_how_a_launch_ended_is_told_and_nothing_is_left(
+    drive: Drive, play: Callable[[Mapping[str, Any]], Play], kind: type[BaseException], said: str
+) -> None:
+    script = Script(play=play)
+    with pytest.raises(kind) as caught:
+        drive(script, devices_per_node=2)
+    assert said in str(caught.value)
     assert script.stopped == 1
 
 
-def test_ranks_that_were_told_to_end_and_have_saved_can_go_on(drive: Drive) -> None:
-    def play(job: Mapping[str, Any]) -> Play:
-        (Path(job["out"]) / STOPPED_FILE).write_text('{"step": 12}')
-        return Play(log=torchrun_report(1, 5), status=1)
-
-    with pytest.raises(RunInterruptedError, match="told to end and have saved after step 12") as caught:
-        drive(Script(play=play))
-    assert caught.value.exit_code == 5
-
-
-def test_ranks_that_hang_are_told_before_the_one_that_was_killed_first(drive: Drive) -> None:
-    def play(job: Mapping[str, Any]) -> Play:
-        for rank in range(2):
-            words = {"rank": rank, "host": "b", "pid": 7, "step": 3, "operation": "forward", "limit": 9.9}
-            file = Path(job["out"], "pulse", f"{rank}.json")
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(json.dumps(words | {"since": 5 - rank}))
-        return Play(log="Timeout (0:00:09.9)!\n" + torchrun_report(0, -9), status=1)
-
-    with pytest.raises(RunError, match="made no progress for 10 s") as caught:
-        drive(Script(play=play), PlacementStandIn(devices_per_node=2))
-    assert "rank 1 on b, pid 7, at step 3: forward" in str(caught.value.found)
+def test_a_device_without_memory_is_no_error(drive: Drive) -> None:
+    assert drive(playing(log=torchrun_report(0, 77), status=1)) is None
 
 
 def node(**fields: str) -> dict[str, Any]:
@@ -167,36 +161,16 @@ def test_a_node_with_other_software_is_refused_before_its_first_step(
     nodes = {"a": node(), "b": node(**other), "c": node()}
     script = playing(hosts=["a", "b", "c"], nodes=nodes, lines=[line(1), line(2)])
     with pytest.raises(MachineError, match="the nodes have different software") as caught:
-        drive(script, PlacementStandIn(devices_per_node=3))
-    assert caught.value.exit_code == 3
+        drive(script, devices_per_node=3)
     assert expected in str(caught.value)
     assert "leave that node out with `exclude`" in str(caught.value)
-    assert shown == []
-    assert script.stopped == 1
-
-
-def test_ranks_that_never_started_are_told_with_the_log(drive: Drive) -> None:
-    with pytest.raises(RunError, match="could not be started or ended with exit status 3") as caught:
-        drive(playing(log="no such module\n", status=3))
-    assert "no such module" in str(caught.value)
-
-
-def test_a_device_without_memory_is_no_error(drive: Drive) -> None:
-    assert drive(playing(log=torchrun_report(0, 77), status=1)) is None
-
-
-@pytest.mark.parametrize("fault", [KeyboardInterrupt(), MachineError("the daemon is gone")])
-def test_an_interruption_ends_the_ranks(drive: Drive, fault: BaseException) -> None:
-    script = playing(lines=[line(1)], interrupted=fault)
-    with pytest.raises(type(fault)):
-        drive(script)
-    assert script.stopped == 1
+    assert (shown, script.stopped) == ([], 1)
 
 
 def test_what_cannot_be_started_is_told(drive: Drive) -> None:
     script = playing()
     with pytest.raises(MachineError, match="this machine is one node") as caught:
-        drive(script, PlacementStandIn(nodes=2))
+        drive(script, nodes=2)
     assert "here needs 2 nodes" in str(caught.value)
     script.starting = MachineError("cannot start")
     with pytest.raises(MachineError, match="cannot start"):
@@ -205,14 +179,11 @@ def test_what_cannot_be_started_is_told(drive: Drive) -> None:
 
 
 def test_what_runs_here_is_followed_to_its_end(workspace: Workspace) -> None:
-    engine = Interpreter(python=sys.executable, workspace=workspace)
-    program = "import os; print(os.environ['NAME']); raise SystemExit(7)"
-    words = NodeCommand(
-        arguments=(sys.executable, "-c", program), variables={"NAME": "given"}, folder=Path("/")
-    )
-    task, logs = Task(point="here", nodes=1, ranks_per_node=1, commands=(words,)), workspace.run / "log"
-    here = load_scheduler("local")
-    job = here.submit(task, run=workspace.run, logs=logs, start=lambda one, log: engine.start(one, log=log))
+    engine, here = Interpreter(python=sys.executable, workspace=workspace), load_scheduler("local")
+    words = (sys.executable, "-c", "import os; print(os.environ['NAME']); raise SystemExit(7)")
+    command = NodeCommand(arguments=words, variables={"NAME": "given"}, folder=Path("/"))
+    task, logs = Task(point="here", nodes=1, ranks_per_node=1, commands=(command,)), workspace.run / "log"
+    job = here.submit(task, run=workspace.run, logs=logs, start=engine.start)
     until(lambda: job.poll() is not None, pause=0.02)
     assert (job.poll(), job.nodes, here.unusable(nodes=1)) == (7, (platform.node(),), None)
     assert here.unusable(nodes=32) == "the plan has points of up to 32 nodes"
@@ -220,12 +191,19 @@ def test_what_runs_here_is_followed_to_its_end(workspace: Workspace) -> None:
     job.cancel()
 
 
-def test_unknown_parts_are_refused_and_a_scheduler_and_a_site_fit() -> None:
-    for load, name in ((load_engine, "dockr"), (load_launcher, "torchrum"), (load_scheduler, "locl")):
-        with pytest.raises(InputError, match="unknown") as caught:
-            load(name)
-        assert "did you mean" in str(caught.value)
-    with pytest.raises(InputError, match="this machine is no site"):
-        load_scheduler("local", site=SITE)
-    with pytest.raises(InputError, match="slurm is at a site"):
-        load_scheduler("slurm")
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [
+        (lambda: load_engine("dockr"), "did you mean"),
+        (lambda: load_launcher("torchrum"), "did you mean"),
+        (lambda: load_scheduler("locl"), "did you mean"),
+        (lambda: load_scheduler("local", site=SITE), "this machine is no site"),
+        (lambda: load_scheduler("slurm"), "slurm is at a site"),
+    ],
+)
+def test_unknown_parts_are_refused_and_a_scheduler_and_a_site_fit(
+    load: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        load()
+    assert message in str(caught.value)

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.execution.clusters import ended
 from twinrun.execution.schedulers import client_of
 from twinrun.execution.site_checks import check_site, describe
-from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError
+from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError, TwinrunError
 from twinrun.foundation.manifest import validate
 from twinrun.manifests.cluster import ClusterTable, LoadedSite
 from twinrun.manifests.vendor import load_gpus
@@ -117,62 +118,49 @@ def played(scheduler: str, folder: Path, **keys: Any) -> LoadedSite:
 
 
 @pytest.mark.parametrize("scheduler", ANSWERS)
-def test_jobs_are_listed_followed_and_cancelled_alike(scheduler: str, tmp_path: Path) -> None:
+def test_jobs_are_listed_followed_cancelled_and_end_as_their_script_has_left_it(
+    scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client, number = client_of(played(scheduler, tmp_path)), NUMBERS[scheduler]
     assert [(one.id, one.user, one.nodes) for one in client.jobs()] == [(number, "me", "n1")]
     state = client.state(number)
     assert state
     assert (state.ended, client.size()) == (False, 4)
     client.end(number)
-    logs = tmp_path / "log"
-    logs.mkdir()
-    job = client.adopt(number, point="a", logs=logs)
-    assert job.poll() is None
-
-
-@pytest.mark.parametrize("scheduler", ["pbs", "gridengine"])
-@pytest.mark.parametrize("left", ["0", "7", None])
-def test_a_job_that_is_gone_ends_as_its_script_has_left_it(
-    scheduler: str, left: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("twinrun.execution.batch._SETTLE_SECONDS", 0.1)
-    job = client_of(played(scheduler, tmp_path)).adopt("99", point="a", logs=tmp_path)
-    if left is None:
-        with pytest.raises(RunInterruptedError, match="job 99 ended without an exit status"):
-            job.poll()
+    assert client.adopt(number, point="a", logs=tmp_path).poll() is None
+    if scheduler == "slurm":
         return
-    (tmp_path / "status").write_text(f"{left}\n", encoding="ascii")
-    assert job.poll() == int(left)
+    monkeypatch.setattr("twinrun.execution.batch._SETTLE_SECONDS", 0.1)
+    with pytest.raises(RunInterruptedError, match="job 99 ended without an exit status"):
+        client.adopt("99", point="a", logs=tmp_path).poll()
+    for left in (0, 7):
+        (tmp_path / "status").write_text(f"{left}\n", encoding="ascii")
+        assert client.adopt("99", point="a", logs=tmp_path).poll() == left
 
 
-@pytest.mark.parametrize("scheduler", ANSWERS)
-def test_the_doctor_says_what_is_well_and_what_is_only_declared(scheduler: str, tmp_path: Path) -> None:
-    found = {one.name: one for one in check_site(ROOT, played(scheduler, tmp_path)).checks}
-    for name in ("scheduler", "nodes", "partition", "devices", "cores", "memory"):
-        assert found[name].status == "ok", found[name]
-    assert found["job"].status == ("unknown" if scheduler == "pbs" else "ok")
-    assert (found["measured"].status, found["network"].status) == ("unknown", "unknown")
-    assert "not measured" in found["network"].found
-
-
-WRONG = [
-    ("nodes", {"nodes": 5}, "warn"),
-    ("partition", {"minutes": 721}, "fail"),
-    ("devices", {"devices_per_node": 16, "cores_per_rank": 6}, "fail"),
-    ("cores", {"cores_per_node": 128}, "fail"),
-    ("memory", {"memory_gib": 1000}, "fail"),
+# What a site declares beside the truth, the check that tells of it, and how.
+DECLARED: list[tuple[dict[str, Any], str, str]] = [
+    *(({}, name, "ok") for name in ("scheduler", "nodes", "partition", "devices", "cores", "memory")),
+    *(({}, name, "unknown") for name in ("measured", "network")),
+    ({"nodes": 5}, "nodes", "warn"),
+    ({"minutes": 721}, "partition", "fail"),
+    ({"devices_per_node": 16, "cores_per_rank": 6}, "devices", "fail"),
+    # Cores and memory that the scheduler keeps for itself are none of the job's.
+    ({"cores_per_node": 128}, "cores", "fail"),
+    ({"memory_gib": 1000}, "memory", "fail"),
 ]
 
 
 @pytest.mark.parametrize("scheduler", ANSWERS)
-@pytest.mark.parametrize(("name", "keys", "status"), WRONG)
-def test_the_doctor_finds_what_is_declared_wrongly(
-    scheduler: str, name: str, keys: dict[str, Any], status: str, tmp_path: Path
+@pytest.mark.parametrize(("keys", "name", "status"), DECLARED)
+def test_the_doctor_says_what_is_well_declared_wrongly_or_only_declared(
+    scheduler: str, keys: dict[str, Any], name: str, status: str, tmp_path: Path
 ) -> None:
-    """Cores and memory that the scheduler keeps for itself are none of the job's."""
     found = {one.name: one for one in check_site(ROOT, played(scheduler, tmp_path, **keys)).checks}
     assert found[name].status == status, found[name]
-    assert found[name].hint
+    assert bool(found[name].hint) == (status != "ok")
+    assert found["job"].status == ("unknown" if scheduler == "pbs" else "ok")
+    assert "not measured" in found["network"].found
 
 
 @pytest.mark.parametrize("scheduler", ANSWERS)
@@ -191,7 +179,6 @@ STATE = (
     "JobId=12 JobName=twinrun-a UserId=me(7) JobState={} Reason=None ExitCode={}:0 RunTime=00:00:10 "
     "TimeLimit=01:00:00 NodeList=n[1-2] StdOut=/shared/log"
 )
-SECONDS = 20
 
 
 def say(folder: Path, state: str | None, *, code: int = 0) -> None:
@@ -201,29 +188,26 @@ def say(folder: Path, state: str | None, *, code: int = 0) -> None:
     (folder / "answers.json").write_text(json.dumps(left), encoding="utf-8")
 
 
-def followed(folder: Path, state: str | None, *, code: int = 0) -> int:
+def followed(folder: Path, state: str | None, *, code: int = 0) -> TwinrunError | int:
     """Return how a job ends that was running before Slurm said `state` of it."""
     job = client_of(played("slurm", folder)).adopt("12", point="nodes=2", logs=folder)
     assert job.poll() is None
     assert job.nodes == ("n1",)
     say(folder, state, code=code)
-    deadline = time.monotonic() + SECONDS
-    while (status := job.poll()) is None:
-        assert time.monotonic() < deadline
-    return status
+    return ended(job)
 
 
-ENDS: list[tuple[str, type[Exception], str]] = [
+ENDS: list[tuple[str, type[TwinrunError], str]] = [
     *((state, RunInterruptedError, f"was ended: {state}") for state in ("CANCELLED", "PREEMPTED", "TIMEOUT")),
     ("NODE_FAIL", RunError, r"lost a node[^~]*n3 burnt"),
 ]
 
 
 @pytest.mark.parametrize(("state", "kind", "said"), ENDS)
-def test_who_ended_a_job_is_told(state: str, kind: type[Exception], said: str, tmp_path: Path) -> None:
-    with pytest.raises(kind) as caught:
-        followed(tmp_path, state, code=1)
-    assert re.search(said, str(caught.value))
+def test_who_ended_a_job_is_told(state: str, kind: type[TwinrunError], said: str, tmp_path: Path) -> None:
+    error = followed(tmp_path, state, code=1)
+    assert isinstance(error, kind)
+    assert re.search(said, str(error))
 
 
 def test_a_slurm_that_starts_again_is_waited_for_and_one_that_is_gone_is_told(
@@ -237,29 +221,26 @@ def test_a_slurm_that_starts_again_is_waited_for_and_one_that_is_gone_is_told(
         time.sleep(0.02)
         assert job.poll() is None
     monkeypatch.setattr("twinrun.execution.batch.PATIENCE_SECONDS", 0.5)
-    with pytest.raises(RunError, match="Slurm has not answered") as caught:
-        followed(tmp_path, None)
-    assert "job 12 may still run" in str(caught.value)
-    assert caught.value.exit_code == 4
+    error = followed(tmp_path, None)
+    assert isinstance(error, RunError)
+    assert "Slurm has not answered" in str(error)
+    assert "job 12 may still run" in str(error)
 
 
-# As Slurm and munge print them.
-DISTRUST = (
-    "sbatch: error: Batch job submission failed: Protocol authentication error",
-    "slurm_load_partitions: error: Munge decode failed: Invalid credential",
-    'error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file or directory',
-)
+# As munge prints it.
+DISTRUST = "slurm_load_partitions: error: Munge decode failed: Invalid credential"
+# A client, and how it is told that it gives no answer.
+SILENT = [
+    ([sys.executable, "-c", f"import sys; sys.exit({DISTRUST!r})"], f"Slurm refuses[^~]*{DISTRUST}"),
+    ([sys.executable, "-c", "print('JobId=12 JobState=')"], "this is no answer of Slurm"),
+    (["/no/such/program"], r"cannot start[^~]*site\.four\.client"),
+]
 
 
-@pytest.mark.parametrize("text", DISTRUST)
-def test_a_machine_with_another_key_of_munge_is_told_so(text: str, tmp_path: Path) -> None:
-    site = played("slurm", tmp_path, client=[sys.executable, "-c", f"import sys; sys.exit({text!r})"])
-    with pytest.raises(MachineError, match="Slurm refuses") as caught:
-        client_of(site).unusable(nodes=2)
-    assert text in str(caught.value)
-
-
-def test_a_client_that_is_not_there_is_the_machines_fault(tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match="cannot start") as caught:
-        client_of(played("slurm", tmp_path, client=["/no/such/program"])).jobs()
-    assert "site.four.client" in str(caught.value)
+@pytest.mark.parametrize(("client", "said"), SILENT)
+def test_a_client_without_an_answer_is_the_machines_fault(
+    client: list[str], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(MachineError) as caught:
+        client_of(played("slurm", tmp_path, client=client)).state("12")
+    assert re.search(said, str(caught.value))
