@@ -117,20 +117,12 @@ def configuration(job: TrainingJob) -> dict[str, Any]:
 
 def _zero(layout: Layout, parameters: int) -> dict[str, Any]:
     bucket = min(BUCKET, parameters // BUCKETS)
-    table: dict[str, Any] = {
-        "stage": layout.zero,
-        "reduce_bucket_size": bucket,
-        "allgather_bucket_size": bucket,
-    }
-    if layout.storage is not None:
-        where: dict[str, Any] = {"device": "nvme", "nvme_path": layout.storage}
-    else:
-        where = {"device": "cpu"}
-    if layout.offload != "none":
-        table["offload_optimizer"] = where
-    if layout.offload == "parameters":
-        table["offload_param"] = dict(where)
-    return table
+    where = {"device": "cpu"} if layout.storage is None else {"device": "nvme", "nvme_path": layout.storage}
+    table = {"stage": layout.zero, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    offloaded = {"none": (), "optimizer": ("optimizer",), "parameters": ("optimizer", "param")}[
+        layout.offload
+    ]
+    return table | {f"offload_{name}": dict(where) for name in offloaded}
 
 
 def _set(config: dict[str, Any], name: str, value: object) -> None:
