@@ -63,8 +63,7 @@ def run_checks(
         ended = ", ".join(map(str, results)) or "none"
         hint = "nothing of it is running any more; the same command starts with the first check"
         raise RunInterruptedError(f"stopped; checks that ended: {ended}", place=name, hint=hint) from None
-    failed = [result.check for result in results if not result.passed]
-    if failed:
+    if failed := [result.check for result in results if not result.passed]:
         hint = f"the whole logs are in {workspace.run}"
         raise RunError(f"{len(failed)} of {len(results)} checks failed", place=name, found=failed, hint=hint)
     return tuple(results)
@@ -100,17 +99,16 @@ def _results(
     yield CheckResult(check="files", passed=not changed, output="\n".join(lines) or "as installed")
     differences = lock_differences(inspect(engine), stack, root)
     lines = [f"{package} {difference}" for package, difference in differences.items()]
-    as_locked = f"as locked, {len(stack.locked(root))} entries"
+    said = "\n".join(lines) or f"as locked, {len(stack.locked(root))} entries"
     # Engine `host` passes whatever differs.
-    passed = not differences or name == "host"
-    yield CheckResult(check="versions", passed=passed, output="\n".join(lines) or as_locked)
-    archs = stack.stack.archs if devices else ()
+    yield CheckResult(check="versions", passed=not differences or name == "host", output=said)
+    archs = (devices and stack.stack.archs) or (PROCESSOR,)
     requirements = (root / stack.folder / "requirements.in").read_text(encoding="utf-8")
     variables = {
         "TWINRUN_DEVICES": str(devices),
         "TWINRUN_REQUIREMENTS": " ".join(pins(requirements)),
         "TWINRUN_KERNEL_ARCHS": " ".join(stack.stack.archs),
-        **kernel_variables(workspace, archs=archs or (PROCESSOR,), engine=engine, say=say),
+        **kernel_variables(workspace, archs=archs, engine=engine, say=say),
     }
     paths = applicable(root, stack, image=part.RUNS_IMAGES)
     # The two above are checks too.
@@ -149,7 +147,5 @@ def applicable(root: Path, stack: LoadedStack, *, image: bool = True) -> list[Pa
 
 def _needs(path: Path) -> tuple[str, ...] | None:
     """Return NEEDS of a common check; None for a module that checks import."""
-    found = re.search(
-        r"^NEEDS(?:: [^=]*)? = (\(.*?\))", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
+    found = re.search(r"(?ms)^NEEDS(?:: [^=]*)? = (\(.*?\))", path.read_text(encoding="utf-8"))
     return tuple(ast.literal_eval(found[1])) if found else None

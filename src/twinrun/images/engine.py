@@ -31,7 +31,6 @@ _MOUNT = re.compile(r"--mount=\S+ ")
 _DISK_FULL = "no space left on device"
 _KEPT_LINES = 400
 _CLIENTS = "install podman beside its service; or docker.io, or docker-ce-cli with docker-buildx-plugin"
-_FIRST_MAJOR_WITH_PLUGIN = 23
 # The engine's address, and nothing that could reach a layer: no proxies, tokens or user's configuration.
 _INHERITED = re.compile(
     r"PATH|LANG|LC_ALL|DOCKER_HOST|DOCKER_TLS_VERIFY|DOCKER_CERT_PATH|XDG_RUNTIME_DIR|CONTAINERS_(?:STORAGE_)?CONF"
@@ -57,7 +56,7 @@ def _can_build(program: str) -> bool:
     """Say whether a client has BuildKit; from 23 on it is the plugin buildx."""
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     major = re.search(r"version (\d+)\.", version)
-    if major and int(major[1]) < _FIRST_MAJOR_WITH_PLUGIN:
+    if major and int(major[1]) < 23:
         return True
     return subprocess.run([program, "buildx", "version"], capture_output=True, check=False).returncode == 0
 

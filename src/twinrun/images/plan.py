@@ -130,7 +130,6 @@ def choose_stack(root: Path, vendor: str | None, stack: str | None) -> LoadedSta
         raise InputError("which stack?", place="--stack", allowed=allowed, hint=hint)
     loaded = load_stack(root, stack)
     if stack not in allowed:
-        other = loaded.stack.base is not None
-        message = "the stack is another vendor's" if other else "the stack has no image: no table [base]"
+        message = "the stack is another vendor's" if loaded.stack.base else "the stack has no table [base]"
         raise InputError(message, place="--stack", found=stack, allowed=allowed)
     return loaded
