@@ -77,13 +77,13 @@ def record() -> RecordView:
 
 def test_a_score_of_a_checkpoint_has_its_error_and_both_digests(record: RecordView) -> None:
     (point,) = record.points
-    for name, error in (("fixture-shuffled", 0.07), ("mean", 0.07 / math.sqrt(2))):
+    for name, tasks in (("fixture-shuffled", 1), ("mean", 2)):
         for suffix, right in (("/step-40", 0.5), ("/step-80", 0.625), ("", 0.75)):
             score, of_it = (point.measurement(f"{name}{suffix}{end}") for end in ("", "/error"))
             assert score is not None
             assert of_it is not None
             assert score.median == right
-            assert of_it.median == pytest.approx(error)
+            assert of_it.median == pytest.approx(math.sqrt(right * (1 - right) / 47 / tasks))
 
 
 def test_requests_a_second_and_the_share_of_forward_passes_are_of_the_last_model(record: RecordView) -> None:
@@ -105,7 +105,7 @@ def test_scores_of_checkpoints_are_a_table_and_the_loss_a_picture(record: Record
         ("80", "0.625"),
         (str(STEPS), "0.750"),
     ]
-    assert table.rows[0][1].detail == "±0.070"
+    assert table.rows[0][1].detail == "±0.073"
     assert table.notes[0] == "checkpoint after step 40: sha256 c40"
 
 

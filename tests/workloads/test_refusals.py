@@ -47,7 +47,7 @@ MPT, LAYOUTS, RING, SCORED = "mpt7b-scaling", "deepspeed-pretrain", "ring-allred
         (LAYOUTS, SMOKE, ["microbatch=3"], "ddp.microbatch", "divisor of 8"),
         (LAYOUTS, SMOKE, ["precision=fp16"], "precision", "no fp16 on a processor"),
         (LAYOUTS, SMOKE, ["layouts=zero-4"], "layouts", "no such name"),
-        (LAYOUTS, SMOKE, ["trainer=composer"], "trainer", "one trainer"),
+        (LAYOUTS, SMOKE, ["trainer=composer"], "trainer", "another trainer"),
         (LAYOUTS, SMOKE, ["devices=none"], "devices", "count of devices"),
         (LAYOUTS, ONE, ["layouts=fsdp2", "precision=fp16"], "precision", "a scaled loss"),
         (RING, SMOKE, ['options.compressions=["int9"]'], "compressions", "int8"),

@@ -35,16 +35,9 @@ from twinrun.protocol.training import DataSource, Training
 from twinrun.workloads.settings import Fingerprint, as_fingerprint, flat
 from twinrun.workloads.sweep import placements, refuse_demands
 from twinrun.workloads.training import plan as trainings
-from twinrun.workloads.training.manifest import (
-    MODULES,
-    ModelTables,
-    TrainingPlan,
-    TrainingPoint,
-    demand_known,
-    missing_from,
-)
+from twinrun.workloads.training.manifest import MODULES, ModelTables, TrainingPlan, TrainingPoint
 from twinrun.workloads.training.numbers import fingerprint
-from twinrun.workloads.training.refusals import of_sizes, of_training, raise_first
+from twinrun.workloads.training.refusals import demand_known, missing_from, of_sizes, of_training, raise_first
 from twinrun.workloads.workload import (
     Choice,
     DataRequest,
@@ -58,8 +51,6 @@ from twinrun.workloads.workload import (
 )
 
 DOCUMENTS = "documents"
-SCORE, ERROR, RATE, KEPT = "score", "score-error", "requests-per-second", "kept-fall"
-FORWARD = "forward-share"
 HARNESS = "lm-eval"
 
 
@@ -164,7 +155,7 @@ class EvaluationPoint(Frozen):
     nothing is trained."""
 
 
-def training_point(part: EvaluationPlan, point: Point[EvaluationPoint]) -> Point[TrainingPoint]:
+def trained_at(part: EvaluationPlan, point: Point[EvaluationPoint]) -> Point[TrainingPoint]:
     """Return a point as that of the training."""
     sharding = "none" if point.world_size == 1 else part.evaluation.training.sharding
     placed = TrainingPoint(microbatches=point.part.microbatches, sharding=sharding)
@@ -177,8 +168,11 @@ def check(recipe: LoadedRecipe[EvaluationTables], demands: Sequence[Demand]) -> 
     tables.check_models(recipe.manifest)
     _demand_names(tables, tables.evaluation, f"{recipe.manifest}:evaluation.")
     names = [*tables.tasks, MEAN]
-    given = {SCORE: names, ERROR: [f"{name}/error" for name in names]}
-    given |= {name: [name] for name in ("loss", RATE, FORWARD, "step-time", "model-flops", KEPT)}
+    given = {"score": names, "score-error": [f"{name}/error" for name in names]}
+    given |= {
+        name: [name]
+        for name in ("loss", "requests-per-second", "forward-share", "step-time", "model-flops", "kept-fall")
+    }
     sweeps = [tables.scale(name).sweep for name in SCALES]
     missing = missing_from(given, "an evaluation")
     refuse_demands(demands, lambda point: any(one.gives(point) for one in sweeps), missing)
@@ -269,7 +263,7 @@ def describe(part: EvaluationPlan, points: Sequence[Point[EvaluationPoint]]) -> 
         kernels=False,
     )
     if part.trained:
-        found = trainings.describe(part.trained, [training_point(part, one) for one in points])
+        found = trainings.describe(part.trained, [trained_at(part, one) for one in points])
     return dataclasses.replace(
         found,
         subject=f"{in_words(given) if given else asked.training.model}, {plural(count, 'task')}",
@@ -329,9 +323,7 @@ def job(part: EvaluationPlan, point: Point[EvaluationPoint], attempt: int, run: 
             "checkpointing": run.checkpointing or Checkpointing(place=place, steps=steps),
             "validation_data": "",
         }
-        training = trainings.job(part.trained, training_point(part, point), attempt, run).model_copy(
-            update=own
-        )
+        training = trainings.job(part.trained, trained_at(part, point), attempt, run).model_copy(update=own)
     names = ("shots", "batch", "precision", "limit", "tokenizer", "every")
     return EvaluationJob(
         **run.at(point, "checkpointing", "power"),

@@ -1,43 +1,24 @@
 """Scores of an evaluation: counted from what the ranks report, held against the plan, compared and shown.
 
-The score of a task is named after it, `TASK`, its standard error `TASK/error`, what another rule makes of the
-same answers `TASK@RULE`, and the score of an earlier checkpoint `TASK/step-STEP`, its standard error
-`TASK/step-STEP/error`.
+The score of a task is named after it, `TASK`, its standard error `TASK/error`, and the score of an earlier
+checkpoint `TASK/step-STEP`, its standard error `TASK/step-STEP/error`.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import get_args
 
 from twinrun.foundation.text import GIB
 from twinrun.manifests.vendor import Gpu
-from twinrun.protocol.evaluation import (
-    MEAN,
-    EvaluationLine,
-    EvaluationResult,
-    ModelScores,
-    NamedTask,
-    ScoreRule,
-    TaskScore,
-)
+from twinrun.protocol.evaluation import MEAN, EvaluationLine, EvaluationResult, ModelScores
 from twinrun.protocol.measurements import FORWARD_SHARE, Measurement, Numbers, single
 from twinrun.protocol.model_source import in_words
 from twinrun.protocol.training import StepMetrics
 from twinrun.workloads.curve_distance import loss_chart, values_of
-from twinrun.workloads.evaluation.plan import (
-    ERROR,
-    FORWARD,
-    KEPT,
-    RATE,
-    SCORE,
-    EvaluationPlan,
-    EvaluationPoint,
-    EvaluationTables,
-    training_point,
-)
+from twinrun.workloads.evaluation.plan import EvaluationPlan, EvaluationPoint, EvaluationTables, trained_at
 from twinrun.workloads.settings import factor, flat
 from twinrun.workloads.tables_and_charts import ABSENT, Cell, Table, number_columns, text, word_columns
 from twinrun.workloads.training import numbers as trainings
@@ -73,7 +54,7 @@ FACTORS = (
 )
 ScoredPoint = MeasuredPoint[EvaluationPoint, EvaluationResult]
 EvaluationRecord = RecordView[EvaluationPlan, EvaluationPoint]
-RULES = get_args(ScoreRule)
+RULES = ("none", "per-character", "per-byte", "per-token")
 
 
 def progress(line: bytes) -> Progress:
@@ -92,42 +73,38 @@ def numbers(
 ) -> Numbers:
     """Return scores with their errors, and times and losses of the training."""
     last = result.models[-1]
-    found = [one for model in result.models for one in _of_model(model, last=model is last)]
+    ends = ((model, "" if model is last else f"/step-{model.step}") for model in result.models)
+    found = [one for model, at in ends for one in _of_model(model, at)]
     requests, seconds, forward = (
         sum(getattr(one, name) for one in last.tasks) for name in ("requests", "seconds", "forward_seconds")
     )
     found += [
-        single(RATE, requests / seconds, "1/s"),
-        single(FORWARD, forward / seconds, "ratio", formula=FORWARD_SHARE),
+        single("requests-per-second", requests / seconds, "1/s"),
+        single("forward-share", forward / seconds, "ratio", formula=FORWARD_SHARE),
         single("peak-memory", result.peak_memory_bytes / GIB, "GiB", per="device"),
     ]
     if result.training is None or part.trained is None:
         return Numbers(measurements=tuple(found))
-    trained = trainings.numbers(part.trained, training_point(part, planned), result.training, gpu)
+    trained = trainings.numbers(part.trained, trained_at(part, planned), result.training, gpu)
     found += [one for one in trained.measurements if one.id != "peak-memory"]
     kept = kept_fall([step.loss for step in result.training.steps])
-    found += [] if kept is None else [single(KEPT, kept, "ratio")]
+    found += [] if kept is None else [single("kept-fall", kept, "ratio")]
     return Numbers(measurements=tuple(found), series=trained.series, digests=trained.digests)
 
 
-def _of_model(model: ModelScores, *, last: bool) -> Iterator[Measurement]:
-    """Yield what a model got on each task and in the mean; of the last one also by other rules."""
-    at = "" if last else f"/step-{model.step}"
-    for one in model.tasks:
-        yield from _score(f"{one.task}{at}", one.score, one.error, rule=one.rule, shots=str(one.shots))
-        for rule, score in one.by_rule.items() if last else ():
-            if rule != one.rule:
-                labels = {"rule": rule, "shots": str(one.shots)}
-                yield single(f"{one.task}@{rule}", score, "ratio", metric=SCORE, labels=labels)
-    # The mean over tasks, each counting once however many documents it has.
-    count = len(model.tasks)
-    mean = sum(one.score for one in model.tasks) / count
-    yield from _score(f"{MEAN}{at}", mean, math.sqrt(sum(one.error**2 for one in model.tasks)) / count)
+def _of_model(model: ModelScores, at: str) -> Iterator[Measurement]:
+    """Yield what a model got on each task and in their mean, in which each counts once."""
+    # The standard deviation of answers that are right or wrong, by n - 1.
+    errors = [math.sqrt(one.score * (1 - one.score) / max(one.documents - 1, 1)) for one in model.tasks]
+    for one, error in zip(model.tasks, errors, strict=True):
+        yield from _score(f"{one.task}{at}", one.score, error, rule=one.rule, shots=str(one.shots))
+    mean = statistics.fmean(one.score for one in model.tasks)
+    yield from _score(f"{MEAN}{at}", mean, math.hypot(*errors) / len(errors))
 
 
 def _score(name: str, value: float, error: float, **labels: str) -> Iterator[Measurement]:
-    yield single(name, value, "ratio", metric=SCORE, labels=labels)
-    yield single(f"{name}/error", error, "ratio", metric=ERROR)
+    yield single(name, value, "ratio", metric="score", labels=labels)
+    yield single(f"{name}/error", error, "ratio", metric="score-error")
 
 
 def kept_fall(losses: Sequence[float]) -> float | None:
@@ -167,7 +144,7 @@ def rules(part: EvaluationPlan, point: ScoredPoint) -> Iterator[Finding]:
     yield from held("whether a model was trained", result.training is not None, part.trained is not None)
     if part.trained and result.training:
         sent = PointRecord(**{**dict(point.sent), "result": result.training})
-        trained = MeasuredPoint(planned=training_point(part, point.planned), sent=sent)
+        trained = MeasuredPoint(planned=trained_at(part, point.planned), sent=sent)
         yield from trainings.rules(part.trained, trained)
         parameters = part.trained.shape.parameters()
         yield from held("the parameters of the model that was scored", last.parameters, parameters)
@@ -179,25 +156,16 @@ def rules(part: EvaluationPlan, point: ScoredPoint) -> Iterator[Finding]:
     for model in result.models:
         yield from held("tasks", [(one.task, one.rule, one.shots) for one in model.tasks], planned)
         for task, one in zip(part.tasks, model.tasks, strict=False):
-            yield from _as_counted(task, one, asked.limit)
-
-
-def _as_counted(task: NamedTask, one: TaskScore, limit: int | None) -> Iterator[Finding]:
-    """Hold a score against its documents, and its error against both."""
-    sizes = [size for size in (task.documents, limit) if size is not None]
-    if task.documents:
-        yield from held(f"documents of {task.name}", one.documents, min(sizes))
-    if one.requests < one.documents:
-        yield Finding(what=f"requests of {task.name}", found=one.requests, allowed=f"{one.documents} or more")
-    right = one.score * one.documents
-    # The standard deviation of answers that are right or wrong, by n - 1.
-    error = math.sqrt(one.score * (1 - one.score) / max(one.documents - 1, 1))
-    if not math.isclose(right, round(right), abs_tol=1e-6 * one.documents):
-        yield Finding(
-            what=f"the score of {task.name}", found=one.score, allowed=f"a share of {one.documents}"
-        )
-    if not math.isclose(error, one.error, rel_tol=1e-6, abs_tol=1e-9):
-        yield Finding(what=f"the error of {task.name}", found=one.error, allowed=error)
+            sizes = [size for size in (task.documents, asked.limit) if size is not None]
+            planned_size = min(sizes) if task.documents else one.documents
+            yield from held(f"documents of {task.name}", one.documents, planned_size)
+            right = one.score * one.documents
+            if not math.isclose(right, round(right), abs_tol=1e-6 * one.documents):
+                allowed = f"a share of {one.documents}"
+                yield Finding(what=f"the score of {task.name}", found=one.score, allowed=allowed)
+            if one.requests < one.documents:
+                allowed = f"{one.documents} or more"
+                yield Finding(what=f"requests of {task.name}", found=one.requests, allowed=allowed)
 
 
 def show(record: EvaluationRecord) -> tuple[Table, ...]:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated
 
 from pydantic import Field
 
-from twinrun.foundation.errors import InputError, require_known
+from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.recipe import SCALES, AnyScale, LoadedRecipe, Scale, ScaledTables, Sweep
+from twinrun.manifests.recipe import AnyScale, Scale, ScaledTables, Sweep
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.models import AnyShape, ModelShape, member, members
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.training import COMPOSER, PLAIN, DataSource, Sharding, Training
-from twinrun.workloads.workload import DataRequest, Demand, LegSteps
+from twinrun.workloads.workload import DataRequest, LegSteps
 
 # Modules of the project that ranks import for each trainer; a function of theirs chooses between them.
 MODULES = {COMPOSER: ("twinrun.train.composer_loop",), PLAIN: ("twinrun.train.data_parallel",)}
-# So many names of measurements are told where another is asked for.
-MAX_NAMES = 8
 
 
 class Leg(Frozen):
@@ -35,11 +32,6 @@ class Leg(Frozen):
     """Sequences of one forward pass; as the recipe says where not given."""
 
 
-def leg_names(count: int) -> tuple[str, ...]:
-    """Return the points that `count` legs are; the last one has the whole curve."""
-    return (*(f"leg={number}" for number in range(1, count)), "leg=last") if count else ()
-
-
 class TrainingScale(Scale):
     """One size of a sweep over devices."""
 
@@ -49,9 +41,14 @@ class TrainingScale(Scale):
     models: tuple[str, ...] = ()
     """Candidates, largest first, where the machine decides."""
 
+    @property
+    def leg_names(self) -> tuple[str, ...]:
+        """The points that the legs are; the last one has the whole curve."""
+        return (*(f"leg={number}" for number in range(1, len(self.legs))), "leg=last") if self.legs else ()
+
     def gives(self, point: str) -> bool:
         """Say whether `point` can be one of this scale."""
-        return self.sweep.gives(point) or point in leg_names(len(self.legs))
+        return self.sweep.gives(point) or point in self.leg_names
 
 
 class LayoutEngine(Frozen):
@@ -171,71 +168,6 @@ class TrainingPoint(Frozen):
 
 def trained(training: Training, layout: Layout | None) -> Training:
     """Return a training with the settings that a layout has of its own."""
-    if layout is None:
-        return training
-    own = {
-        name: value for name in ("precision", "microbatch") if (value := getattr(layout, name)) is not None
-    }
-    own |= {"model": f"{training.model}-{layout.variant}"} if layout.variant is not None else {}
-    return training.model_copy(update=own)
-
-
-Names = tuple[str, Iterable[str], Iterable[str]]
-"""A key, the names that stand there, and those that there are."""
-
-
-def demand_known(place: str, *named: Names) -> None:
-    """Raise InputError for the first name that there is not; its place begins with `place`."""
-    for key, names, known in named:
-        for name in names:
-            require_known(name, sorted(known), "no such name", place=f"{place}{key}")
-
-
-def missing_from(given: Mapping[str, Sequence[str]], who: str) -> Callable[[Demand], str | None]:
-    """Return what says why a number is not among the measurements `given` of each metric, or None."""
-
-    def missing(asked: Demand) -> str | None:
-        if asked.metric not in given:
-            return f"{who} measures {', '.join(given)}"
-        names, name = given[asked.metric], asked.measurement or asked.metric
-        called = f"a measurement of {asked.metric} is called {', '.join(names[-MAX_NAMES:])}"
-        return None if name in names else called
-
-    return missing
-
-
-def check_names(recipe: LoadedRecipe[TrainingTables]) -> None:
-    """Hold the names inside recipe.toml against each other; raises InputError."""
-    tables, place = recipe.tables, recipe.manifest
-    tables.check_models(place)
-    check_training(recipe, tables.training, f"{place}:training.")
-    frameworks = ("torch", *tables.engines)
-    for name, one in tables.layouts.items():
-        demand_known(f"{place}:layouts.{name}.", ("framework", (one.framework,), frameworks))
-    if tables.engine and recipe.recipe.script is None:
-        hint = "`training.main(engine=MODULE)` of twinrun.train is all that it holds"
-        message = "an engine needs a script that starts it"
-        raise InputError(message, place=f"{place}:script", found="none", hint=hint)
-    for name in SCALES:
-        scale = tables.scale(name)
-        demand_known(
-            f"{place}:scales.{name}.",
-            ("models", scale.models, tables.models),
-            ("sweep.layouts", scale.sweep.layouts or (), tables.layouts),
-        )
-
-
-def check_training(recipe: LoadedRecipe[TrainingTables], training: Training, place: str) -> None:
-    """Refuse names of a training that the recipe does not have; raises InputError."""
-    tables, validation = recipe.tables, training.validation
-    demand_known(
-        place,
-        ("model", (training.model,), tables.models),
-        ("data", (training.data,), tables.data),
-        ("trainer", (training.trainer,), (*MODULES, *tables.engines)),
-        ("validation.data", (validation.data,) if validation else (), tables.data),
-        ("reports", training.reports, recipe.units),
-    )
-    for metric, unit in training.reports.items():
-        at, message = f"{place}reports.{metric}", "another unit than that of the metric"
-        require_known(unit, [recipe.units[metric]], message, place=at)
+    own = {name: getattr(layout, name, None) for name in ("precision", "microbatch")}
+    own["model"] = f"{training.model}-{layout.variant}" if layout and layout.variant else None
+    return training.model_copy(update={name: value for name, value in own.items() if value is not None})

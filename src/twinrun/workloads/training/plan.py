@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from twinrun.foundation.errors import InputError
+from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.text import duration
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
 from twinrun.manifests.settings import overlay
@@ -14,18 +14,10 @@ from twinrun.protocol.training import Training, TrainingJob, identity
 from twinrun.workloads.settings import Fingerprint, flat, flat_fields
 from twinrun.workloads.sweep import KEYS, chosen, placements, refuse_demands
 from twinrun.workloads.training import points as sweeps
-from twinrun.workloads.training.manifest import (
-    TrainingPlan,
-    TrainingPoint,
-    TrainingTables,
-    check_names,
-    check_training,
-    missing_from,
-    trained,
-)
+from twinrun.workloads.training.manifest import MODULES, TrainingPlan, TrainingPoint, TrainingTables, trained
 from twinrun.workloads.training.numbers import METRICS, VALIDATION, fingerprint
 from twinrun.workloads.training.points import processor_bytes
-from twinrun.workloads.training.refusals import of_training, raise_first
+from twinrun.workloads.training.refusals import demand_known, missing_from, of_training, raise_first
 from twinrun.workloads.workload import (
     Choice,
     DataRequest,
@@ -44,8 +36,23 @@ SWEEP_SECONDS = 360.0
 
 def check(recipe: LoadedRecipe[TrainingTables], demands: Sequence[Demand]) -> Mapping[str, DataRequest]:
     """Hold the names inside recipe.toml, and what claims ask, against each other; raises InputError."""
-    check_names(recipe)
-    tables, training = recipe.tables, recipe.tables.training
+    tables, place, training = recipe.tables, recipe.manifest, recipe.tables.training
+    tables.check_models(place)
+    _check_training(recipe, training, f"{place}:training.")
+    frameworks = ("torch", *tables.engines)
+    for name, one in tables.layouts.items():
+        demand_known(f"{place}:layouts.{name}.", ("framework", (one.framework,), frameworks))
+    if tables.engine and recipe.recipe.script is None:
+        hint = "`training.main(engine=MODULE)` of twinrun.train is all that it holds"
+        message = "an engine needs a script that starts it"
+        raise InputError(message, place=f"{place}:script", found="none", hint=hint)
+    for name in SCALES:
+        scale = tables.scale(name)
+        demand_known(
+            f"{place}:scales.{name}.",
+            ("models", scale.models, tables.models),
+            ("sweep.layouts", scale.sweep.layouts or (), tables.layouts),
+        )
     given = {name: [name] for name in (*METRICS, *training.reports)}
     for scale in map(tables.scale, SCALES if training.validation else ()):
         run = overlay(training, scale=scale.set, manifest=recipe.manifest, user={})
@@ -55,6 +62,22 @@ def check(recipe: LoadedRecipe[TrainingTables], demands: Sequence[Demand]) -> Ma
     missing = missing_from(given, "a training point of this recipe")
     refuse_demands(demands, lambda point: any(tables.scale(one).gives(point) for one in SCALES), missing)
     return tables.data_requests(training.model)
+
+
+def _check_training(recipe: LoadedRecipe[TrainingTables], training: Training, place: str) -> None:
+    """Refuse names of a training that the recipe does not have; raises InputError."""
+    tables, validation = recipe.tables, training.validation
+    demand_known(
+        place,
+        ("model", (training.model,), tables.models),
+        ("data", (training.data,), tables.data),
+        ("trainer", (training.trainer,), (*MODULES, *tables.engines)),
+        ("validation.data", (validation.data,) if validation else (), tables.data),
+        ("reports", training.reports, recipe.units),
+    )
+    for metric, unit in training.reports.items():
+        at, message = f"{place}reports.{metric}", "another unit than that of the metric"
+        require_known(unit, [recipe.units[metric]], message, place=at)
 
 
 def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, TrainingPoint]:
@@ -76,15 +99,15 @@ def plan(request: PlanRequest[TrainingTables]) -> WorkloadPlan[TrainingPlan, Tra
     if not layouts:
         places, left_out = placements(scale.sweep, overrides, hardware, request.node_devices)
     training = overlay(tables.training, scale=scale.set, manifest=recipe.manifest, user=overrides)
-    check_training(recipe, training, "--set ")
+    _check_training(recipe, training, "--set ")
     if not {*KEYS, "global_batch"} & set(request.overrides):
         places, indivisible = _dividing(places, training.global_batch)
         left_out += indivisible
     because = "asked for" if "model" in overrides else "the recipe's for this scale"
     if scale.models and "model" not in overrides and not layouts:
-        training, because = _largest(request, training, scale.models, places)
+        training, because = _largest(request, training, places)
     raise_first(of_training(request, training, layouts=layouts))
-    found = sweeps.leg_points(request, training, scale.legs)
+    found = sweeps.leg_points(request, training)
     if request.leg is not None and not 1 <= request.leg <= len(found):
         allowed = f"1 to {len(found)}" if found else f"none: the scale `{request.scale}` has no legs"
         raise InputError("no such leg", place="--leg", found=request.leg, allowed=allowed)
@@ -125,16 +148,13 @@ def _dividing(places: list[Placement], batch: int) -> tuple[list[Placement], tup
 
 
 def _largest(
-    request: PlanRequest[TrainingTables],
-    training: Training,
-    models: Sequence[str],
-    places: Sequence[Placement],
+    request: sweeps.Request, training: Training, places: Sequence[Placement]
 ) -> tuple[Training, str]:
     """Return the largest candidate that fits and whose sweep is short, and why it was taken.
 
     Where no time can be estimated, as for a GPU without a row, that is the smallest.
     """
-    longer = ""
+    longer, models = "", request.recipe.tables.scale(request.scale).models
     candidates = [training.model_copy(update={"model": name}) for name in models]
     for candidate in candidates:
         budget = sweeps.budget_of(request, candidate, places)
@@ -207,11 +227,9 @@ def as_written(
 
 def settings(part: TrainingPlan, point: Point[TrainingPoint]) -> Fingerprint:
     """Return the fingerprint; of a layout, how its ranks share the work and the model that they share."""
-    own = {"ranks.": point.part.layout, "ranks.model.": point.part.layout and point.part.shape}
-    found = fingerprint(part)
-    for prefix, one in own.items():
-        found |= flat_fields(one, prefix) if one else {}
-    return found
+    layout, shape = point.part.layout, point.part.shape
+    ranks = flat_fields(layout, "ranks.") if layout else {}
+    return fingerprint(part) | ranks | (flat_fields(shape, "ranks.model.") if layout and shape else {})
 
 
 def job(part: TrainingPlan, point: Point[TrainingPoint], attempt: int, run: Run) -> TrainingJob:

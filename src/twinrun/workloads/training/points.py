@@ -18,14 +18,7 @@ from twinrun.protocol.layout import PROCESSOR_RANKS, Arithmetic, Layout
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import COMPOSER, PLAIN, Training
 from twinrun.workloads.sweep import over_nodes
-from twinrun.workloads.training.manifest import (
-    Leg,
-    TrainingPlan,
-    TrainingPoint,
-    TrainingTables,
-    leg_names,
-    trained,
-)
+from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint, TrainingTables, trained
 from twinrun.workloads.training.refusals import of_composer, of_layout, of_ranks, of_sizes, raise_first
 from twinrun.workloads.workload import Hardware, LegSteps, PlanRequest, Point
 
@@ -172,17 +165,15 @@ def parallel_layout(training: Training, layout: Layout | None, *, microbatch: in
 
 def _unknown(training: Training, shape: AnyShape) -> str | None:
     """Return why the time of a training cannot be said, and which measurement would tell."""
-    if training.precision not in {"bf16", "fp8"}:
-        return f"every row that was fitted is in bf16 or fp8; a record in {training.precision} would tell"
-    if training.trainer not in (COMPOSER, PLAIN):
-        return f"no run of {training.trainer} on these GPUs was fitted; this run's own record would tell"
-    if not training.compile:
-        return "no run of this project without compiled blocks was fitted; this run's own record would tell"
-    if shape.attention_heads() and training.attention != "sdpa":
-        return f"no training with attention={training.attention} was fitted; this run's record would tell"
-    if shape.work().block.scanned and training.kernels != "ours":
-        return f"no scan of kernels={training.kernels} was timed; recipes/mamba-kernels would tell"
-    return None
+    fitted = {
+        "precision": training.precision in {"bf16", "fp8"},
+        "trainer": training.trainer in {COMPOSER, PLAIN},
+        "compile": training.compile,
+        "attention": training.attention == "sdpa" or not shape.attention_heads(),
+        "kernels": training.kernels == "ours" or not shape.work().block.scanned,
+    }
+    odd = [f"{name}={getattr(training, name)}" for name, so in fitted.items() if not so]
+    return f"no training with {odd[0]} was fitted; this run's own record would tell" if odd else None
 
 
 Points = list[Point[TrainingPoint]]
@@ -215,7 +206,7 @@ def budget_of(request: Request, training: Training, places: Sequence[Placement])
     return Budget(shape=shape, training=training, hardware=request.hardware)
 
 
-def leg_points(request: Request, training: Training, legs: Sequence[Leg]) -> Points:
+def leg_points(request: Request, training: Training) -> Points:
     """Return a point for each leg, in their order.
 
     Raises:
@@ -223,12 +214,13 @@ def leg_points(request: Request, training: Training, legs: Sequence[Leg]) -> Poi
         MachineError: the model does not fit into the devices of a leg.
     """
     place, hardware = f"{request.recipe.manifest}:scales.{request.scale}.legs", request.hardware
-    ends, found = list(accumulate(leg.steps for leg in legs)), Points()
-    if legs and ends[-1] != training.steps:
+    scale = request.recipe.tables.scale(request.scale)
+    ends, found = list(accumulate(leg.steps for leg in scale.legs)), Points()
+    if ends and ends[-1] != training.steps:
         message, asked = "the legs together are not the steps of the run", training.steps
         allowed = f"{asked}, the setting `steps`"
         raise InputError(message, place=place, found=f"{ends[-1]} steps", allowed=allowed)
-    for nth, (leg, end, name) in enumerate(zip(legs, ends, leg_names(len(legs)), strict=True), start=1):
+    for nth, (leg, end, name) in enumerate(zip(scale.legs, ends, scale.leg_names, strict=True), start=1):
         if leg.steps <= training.warmup_steps:
             allowed = f"more than {training.warmup_steps}, the setting `warmup_steps`"
             at, message = f"{place}.{nth - 1}.steps", "no step of this leg would be timed"
@@ -262,11 +254,6 @@ def layout_points(request: Request, training: Training, names: Sequence[str], as
     """
     tables, hardware, found = request.recipe.tables, request.hardware, Points()
     per_node = tables.scale(request.scale).sweep.devices_per_node
-    trainer = tables.engine.name if tables.engine else PLAIN
-    if training.trainer != trainer:
-        allowed = f"{trainer}: it trains each layout, those of PyTorch alone too"
-        message = "layouts have one trainer"
-        raise InputError(message, place="--set trainer", found=training.trainer, allowed=allowed)
     for name in names:
         layout, place = tables.layouts[name], f"{request.recipe.manifest}:layouts.{name}"
         own, chosen = trained(training, layout), layout.devices or per_node or asked
@@ -279,10 +266,8 @@ def layout_points(request: Request, training: Training, names: Sequence[str], as
             world = next(counts, world)
         require_known(own.model, tables.models, "no such model", place=f"{place}.variant")
         shape, gpu = tables.models[own.model], hardware.device_memory_bytes is not None
-        raise_first(
-            of_layout(layout, shape, own, gpu=gpu, place=place),
-            of_ranks(layout, own, world, place=place),
-        )
+        wrong = of_layout(layout, shape, own, gpu=gpu, place=place)
+        raise_first(wrong, of_ranks(layout, own, world, place=place))
         budget = Budget(shape=shape, training=own, layout=layout, hardware=hardware)
         placed = Placement(id=name, nodes=1, devices_per_node=world)
         # The point that others are held against shows the effect of rounding.

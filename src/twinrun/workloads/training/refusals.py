@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from twinrun.foundation.errors import InputError
+from twinrun.foundation.errors import InputError, require_known
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.models import AnyShape
 from twinrun.protocol.training import COMPOSER, FP8_RECIPE, PLAIN, Training
-from twinrun.workloads.workload import Hardware, PlanRequest
+from twinrun.workloads.workload import Demand, Hardware, PlanRequest
 
 # The recipe that carries the kernel which `attention = "triton"` runs, and the head sizes of that kernel.
 ATTENTION_KERNELS, HEAD_SIZES = "flash-attention", range(8, 257, 8)
 FP8_PACKAGE = "torchao"
+
+# So many names of measurements are told where another is asked for.
+MAX_NAMES = 8
 
 Refusal = tuple[str, str, object, object, str | None]
 """A message, its place, what is found, what may be there, and a hint."""
@@ -25,6 +28,30 @@ def raise_first(*groups: Iterable[Refusal]) -> None:
             raise InputError(message, place=place, found=found, allowed=allowed, hint=hint)
 
 
+Names = tuple[str, Iterable[str], Iterable[str]]
+"""A key, the names that stand there, and those that there are."""
+
+
+def demand_known(place: str, *named: Names) -> None:
+    """Raise InputError for the first name that there is not; its place begins with `place`."""
+    for key, names, known in named:
+        for name in names:
+            require_known(name, sorted(known), "no such name", place=f"{place}{key}")
+
+
+def missing_from(given: Mapping[str, Sequence[str]], who: str) -> Callable[[Demand], str | None]:
+    """Return what says why a number is not among the measurements `given` of each metric, or None."""
+
+    def missing(asked: Demand) -> str | None:
+        if asked.metric not in given:
+            return f"{who} measures {', '.join(given)}"
+        names, name = given[asked.metric], asked.measurement or asked.metric
+        called = f"a measurement of {asked.metric} is called {', '.join(names[-MAX_NAMES:])}"
+        return None if name in names else called
+
+    return missing
+
+
 def of_training(
     request: PlanRequest, training: Training, *, layouts: bool = False, table: str = ""
 ) -> Iterator[Refusal]:
@@ -34,11 +61,16 @@ def of_training(
         layouts: the scale sweeps over layouts, which their own trainer trains.
         table: of the settings that the training's are part of, with a dot.
     """
-    if not layouts:
-        yield from _of_sizes(training, f"--set {table}")
-    yield from _of_family(request, training, f"--set {table}")
-    yield from _of_fp8(request, training, f"--set {table}", layouts=layouts)
-    yield from _of_attention(request, training, f"--set {table}")
+    key = f"--set {table}"
+    trainers = (request.recipe.tables.engines or (PLAIN,)) if layouts else (COMPOSER, PLAIN)
+    if training.precision == "fp16" and not layouts:
+        allowed = "fp32, bf16; an engine of layouts may scale the loss, these trainers do not"
+        yield "fp16 needs a scaled loss", f"{key}precision", "fp16", allowed, None
+    if training.trainer not in trainers:
+        yield "this scale has another trainer", f"{key}trainer", training.trainer, trainers, None
+    yield from _of_family(request, training, key)
+    yield from _of_fp8(request, training, key, layouts=layouts)
+    yield from _of_attention(request, training, key)
     if not layouts:
         yield from of_composer(training, request.hardware, table=table)
 
@@ -57,15 +89,6 @@ def of_sizes(training: Training, worlds: Iterable[int], *, table: str = "") -> I
     message, batch = "the global batch does not divide over the devices", training.global_batch
     for world in (one for one in worlds if batch % one):
         yield message, f"--set {table}global_batch", batch, f"a multiple of {world}", None
-
-
-def _of_sizes(training: Training, key: str) -> Iterator[Refusal]:
-    """Yield what only the trainer of layouts has."""
-    if training.precision == "fp16":
-        allowed = "fp32, bf16; an engine of layouts may scale the loss, these trainers do not"
-        yield "fp16 needs a scaled loss", f"{key}precision", "fp16", allowed, None
-    if training.trainer not in (COMPOSER, PLAIN):
-        yield "this scale has no layouts", f"{key}trainer", training.trainer, (COMPOSER, PLAIN), None
 
 
 def _of_family(request: PlanRequest, training: Training, key: str) -> Iterator[Refusal]:
@@ -90,8 +113,7 @@ def _of_fp8(request: PlanRequest, training: Training, key: str, *, layouts: bool
     if layouts:
         yield message, precision, "fp8 with layouts", "fp32, bf16, fp16", hint
     if not request.recipe.tables.models[training.model].fp8:
-        found, allowed = f"fp8 with {training.model}", "bf16, fp32: recipes replace modules alone"
-        yield message, precision, found, allowed, hint
+        yield message, precision, f"fp8 with {training.model}", "bf16, fp32: modules alone have fp8", hint
     if FP8_PACKAGE not in stack.packages:
         others = ", ".join(request.recipe.recipe.stacks.also) or "none"
         allowed = f"{FP8_PACKAGE}; further stacks of the recipe, for --stack: {others}"
@@ -110,11 +132,10 @@ def _of_attention(request: PlanRequest, training: Training, key: str) -> Iterato
     message, hint = "the kernel of attention does not fit", "--set attention=sdpa takes a kernel of PyTorch"
     recipe, shape = request.recipe, request.recipe.tables.models[training.model]
     if not shape.attention_heads():
-        found = f"triton, and {training.model} has no attention"
-        yield message, f"{key}attention", found, "sdpa, which it ignores", hint
+        yield message, f"{key}attention", f"triton, and {training.model} has none", "sdpa, ignored", hint
     elif shape.head_size() not in HEAD_SIZES:
-        found = f"triton with heads of {shape.head_size()}"
-        yield message, f"{key}attention", found, "multiples of 8 up to 256", hint
+        found, allowed = f"triton with heads of {shape.head_size()}", "multiples of 8 up to 256"
+        yield message, f"{key}attention", found, allowed, hint
     if ATTENTION_KERNELS not in recipe.recipe.kernels:
         found = ", ".join(recipe.recipe.kernels) or "none"
         yield message, f"{recipe.manifest}:kernels", found, f"{ATTENTION_KERNELS}, which has the kernel", hint

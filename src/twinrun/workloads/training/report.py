@@ -30,8 +30,6 @@ from twinrun.workloads.workload import CardRate, Overview, PictureContext, Recor
 TrainingRecord = RecordView[TrainingPlan, TrainingPoint]
 Context = PictureContext[TrainingTables]
 TOKENS, FLOPS = ("tokens-per-second", "tokens/s"), ("model-flops", "TFLOP/s")
-# More curves than these tell nothing apart.
-MAX_REFERENCES = 8
 KINDS: dict[CurveKind, str] = {"published": "published", "reference": "published elsewhere"}
 # Columns of the points: heading and measurement.
 POINTS = {
@@ -48,26 +46,20 @@ POINTS = {
 
 def show(record: TrainingRecord) -> tuple[Table, ...]:
     """Return a table of the points."""
-    reports = {metric: metric for metric in record.part.training.reports}
-    columns = {
-        head: name
-        for head, name in (POINTS | reports).items()
-        if any(point.measurement(name) for point in record.points)
-    }
-    points = Table(
-        title="Points: median of the timed steps, and how far the farthest is from it",
-        columns=(*word_columns("point"), *number_columns("micro-\nbatch", *columns)),
-        rows=tuple(
-            (
-                text(point.id, point.result.parallelism),
-                text(str(point.result.microbatch)),
-                *(measured(point.measurement(name), share=head == "MFU") for head, name in columns.items()),
-            )
-            for point in record.points
-        ),
-        notes=tuple(_notes(record)),
+    ids = {one.id for point in record.points for one in point.measurements}
+    known = POINTS | {metric: metric for metric in record.part.training.reports}
+    columns = {head: name for head, name in known.items() if name in ids}
+    rows = tuple(
+        (
+            text(point.id, point.result.parallelism),
+            text(str(point.result.microbatch)),
+            *(measured(point.measurement(name), share=head == "MFU") for head, name in columns.items()),
+        )
+        for point in record.points
     )
-    return (points,)
+    heads = (*word_columns("point"), *number_columns("micro-\nbatch", *columns))
+    title = "Points: median of the timed steps, and how far the farthest is from it"
+    return (Table(title=title, columns=heads, rows=rows, notes=tuple(_notes(record))),)
 
 
 def _notes(record: TrainingRecord) -> Iterator[str]:
@@ -141,7 +133,7 @@ def published_curves(drawn: Context, formula: str, models: Sequence[str]) -> Ite
     """Yield the speeds in a formula and the published precision, by GPU and model: the fastest of each size.
 
     Args:
-        models: those whose references are drawn; the published one alone where there are many.
+        models: those whose references are drawn.
     """
     asked, fastest = drawn.recipe.tables.training, dict[tuple[str, str, str], dict[float, CardRate]]()
     for one in published_rates(drawn):
@@ -151,8 +143,6 @@ def published_curves(drawn: Context, formula: str, models: Sequence[str]) -> Ite
             sizes[one.cards] = max(sizes.get(one.cards, one), one, key=lambda rate: rate.flops)
     for kind, label in KINDS.items():
         groups = [[*sizes.values()] for (mark, _, _), sizes in fastest.items() if mark == kind]
-        if len(groups) > MAX_REFERENCES:
-            groups = [group for group in groups if group[0].model == asked.model]
         groups.sort(key=lambda group: models.index(group[0].model) if group[0].model in models else -1)
         for place, group in enumerate(groups):
             gpu, shares = group[0].gpu, [one.share for one in group]
