@@ -14,9 +14,9 @@ from mkdocs.structure.files import File
 
 from tools.schemas import page_of, schemas
 from twinrun.cli.program import COMMANDS, app, arguments, usage
-from twinrun.cli.run import summary
 from twinrun.foundation.text import markdown_table, plural
 from twinrun.images.inventory import committed_inventory
+from twinrun.manifests.recipe import summary
 from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project
 from twinrun.report.hardware import ModelChoices, choices, hardware_excerpt, model_page

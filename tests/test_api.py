@@ -12,4 +12,4 @@ def test_every_function_has_an_example_that_holds() -> None:
     found = doctest.DocTestFinder().find(api)
     with_examples = {one.name.rpartition(".")[2] for one in found if one.examples}
     assert with_examples == set(functions)
-    assert doctest.testmod(api).failed == 0
+    assert doctest.testmod(api, optionflags=doctest.ELLIPSIS).failed == 0

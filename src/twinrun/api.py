@@ -1,4 +1,4 @@
-"""The library: read a record, judge it, hold two curves against each other, fingerprint, predict.
+"""The library: read a record, judge, hold curves together, fingerprint, predict, verify and sign checkpoints.
 
 Examples are run as tests from a checkout. `ROOT` is the project whose recipes, GPUs and metrics are used: the
 checkout that this package is imported from, or what an installed wheel ships.
@@ -9,7 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from twinrun.checkpoints import verification
+from twinrun.checkpoints.conversion import read_folder, write_folder
+from twinrun.checkpoints.folder import MANIFEST, SIGNATURE, DamagedError, FolderStore
+from twinrun.checkpoints.model_folder import CONFIG
+from twinrun.execution.engine import log_folder
+from twinrun.execution.ranks import FOLDER, all_pending
+from twinrun.execution.schedulers import client_of
+from twinrun.foundation.errors import InputError, TwinrunError
+from twinrun.foundation.files import write_atomically
+from twinrun.foundation.signatures import SUFFIX, signature_of, signers_of
+from twinrun.manifests.cluster import load_site
 from twinrun.planning.project import Project
 from twinrun.predict.calibration import SOFTWARE, basis
 from twinrun.predict.prediction import Prediction
@@ -26,7 +38,8 @@ from twinrun.workloads.curve_distance import parity as hold_curves
 from twinrun.workloads.settings import Value
 from twinrun.workloads.workload import ControlledCurve
 
-__all__ = ["ROOT", "fingerprint", "judge", "parity", "predict", "read"]
+__all__ = ["ROOT", "checkpoints", "convert", "fingerprint"]
+__all__ += ["judge", "parity", "predict", "read", "sign", "waiting", "would_run"]
 
 _SHIPPED = Path(__file__).with_name("checkout")
 ROOT = _SHIPPED if _SHIPPED.is_dir() else Path(__file__).resolve().parents[2]
@@ -131,3 +144,140 @@ def predict(
         Project(root).gpus[gpu], nodes=nodes, devices_per_node=devices_per_node, network=None
     )
     return predict_at(member(model, place="model"), machines, settings, basis(software))
+
+
+def checkpoints(
+    place: Path, *, step: int | None = None, verify: bool = True, root: Path = ROOT
+) -> list[dict[str, Any]]:
+    """Return what each checkpoint of a place holds, by step; `damage` says what is wrong with it.
+
+    Args:
+        step: one of them.
+        verify: hold every byte against its digest, and the checkpoints against each other.
+
+    Raises:
+        InputError: there is no checkpoint, or none after this step.
+
+    >>> checkpoints(Path("nowhere"))
+    Traceback (most recent call last):
+    twinrun.foundation.errors.InputError: error: nowhere: no checkpoint here
+    ...
+    """
+    store, signers = FolderStore(place), signers_of(root)
+    read_one = verification.verify if verify else verification.read_manifest
+    good, rows = [], dict[int | str, dict[str, Any]]()
+    for one in _steps(store, step):
+        try:
+            manifest = read_one(store, one)
+            facts: dict[str, Any] = {"step": one, "damage": None, "verified": verify}
+            facts |= {"samples": manifest.samples, "bytes": sum(part.bytes for part in manifest.parts)}
+            facts |= {"tensors": len(manifest.tensors), "writer": manifest.token, "layout": manifest.layout}
+            facts["sha256"] = manifest.digest()
+            if verify:
+                facts["signature"] = verification.signature_at(store, one, facts["sha256"], signers=signers)
+            rows[one] = facts
+            good.append(manifest)
+        except (DamagedError, InputError) as error:
+            rows[one] = {"step": one, "damage": str(error)}
+    # A damaged checkpoint is named by its files, and not by how it fits to the others.
+    for name, fault in verification.faults_between(store, good) if verify and step is None else ():
+        rows[name] = {"step": name, "damage": rows.get(name, {}).get("damage") or str(fault)}
+    # Steps come first, and then what has a name alone.
+    return [rows[name] for name in sorted(rows, key=lambda one: (isinstance(one, str), one))]
+
+
+def _steps(store: FolderStore, step: int | None) -> list[int]:
+    steps = store.steps()
+    if not steps:
+        hint, found = "name a folder such as runs/RECIPE/RUN/checkpoints/POINT", "no folder `step-...`"
+        raise InputError("no checkpoint here", place=store.place, found=found, hint=hint)
+    if step is not None and step not in steps:
+        raise InputError("no such checkpoint", place=store.place, found=step, allowed=steps)
+    return steps if step is None else [step]
+
+
+def convert(place: Path, out: Path, *, step: int | None = None, tokenizer: Path | None = None) -> Path:
+    """Write weights of transformers as a checkpoint of ours, or a checkpoint as transformers has it.
+
+    Args:
+        place: which of the two lies here is seen.
+        step: of checkpoints, the one to write; the newest when left out.
+        tokenizer: of checkpoints, the tokenizer.json that the model was trained with.
+
+    Raises:
+        InputError: nothing is there, what is there does not convert, or `out` is no place to write.
+        DamagedError: what is there is not what was written.
+
+    >>> convert(Path("nowhere"), Path("out"))
+    Traceback (most recent call last):
+    twinrun.foundation.errors.InputError: error: nowhere: no checkpoint here
+    ...
+    """
+    if (place / CONFIG).is_file():
+        for option, given in (("--step", step), ("--tokenizer", tokenizer)):
+            if given is not None:
+                raise InputError("weights of transformers have none", place=option, found=given)
+        read_folder(place, FolderStore(out))
+        return out
+    store = FolderStore(place)
+    return write_folder(store, _steps(store, step)[-1], out, tokenizer=tokenizer)
+
+
+def sign(what: Path, *, key: Path, root: Path = ROOT) -> Path:
+    """Sign a record or the newest checkpoint of a place with an SSH key, and return where the signature is.
+
+    Raises:
+        InputError: there is nothing to sign, what is there does not hold, or the key does not sign.
+
+    >>> sign(Path("nowhere"), key=Path("key"))
+    Traceback (most recent call last):
+    twinrun.foundation.errors.InputError: error: nowhere: nothing to sign
+    ...
+    """
+    if what.suffix == ".json" or (what / "record.json").is_file():
+        file = what / "record.json" if what.is_dir() else what
+        signature = file.with_name(f"{file.name}{SUFFIX}")
+        write_atomically(signature, signature_of(read(file, root=root).record.sha256, key=key))
+        return signature
+    store = FolderStore(what)
+    if not (steps := store.steps()):
+        allowed = "a record, a run folder, a submission, or a place with checkpoints"
+        raise InputError("nothing to sign", place=str(what), allowed=allowed)
+    manifest = verification.verify(store, steps[-1])
+    store.attach(steps[-1], SIGNATURE, signature_of(manifest.digest(), key=key))
+    return Path(f"{store.file(steps[-1], MANIFEST)}{SUFFIX}")
+
+
+def waiting(runs: Path, *, root: Path = ROOT) -> list[dict[str, Any]]:
+    """Return each job that a detached run below a folder has submitted and not collected, and its state.
+
+    >>> waiting(Path("nowhere"))
+    []
+    """
+    rows = []
+    for run in sorted({file.parent.parent for file in runs.glob(f"*/*/{FOLDER}/*.json")}):
+        for one in all_pending(run):
+            try:
+                scheduler = client_of(load_site(root, one.site))
+                submission = scheduler.adopt(one.handle, point=one.point, logs=log_folder(run, one.point))
+                ended, nodes = submission.poll() is not None, submission.nodes
+                state = f"runs on {nodes[0]}" if nodes else "waits for nodes"
+                state = "ended, --resume collects it" if ended else state
+            except TwinrunError as error:
+                state = error.message
+            rows.append({"run": run, "state": state, **dict(one)})
+    return rows
+
+
+def would_run(recipe: str, *, root: Path = ROOT) -> str:
+    """Return in words what a run of a recipe would be on this machine, and how long; or why it cannot be.
+
+    >>> would_run("nowhere")
+    'cannot run: unknown recipe'
+    """
+    try:
+        selection = select(Project(root), Request(recipe=recipe))
+    except TwinrunError as error:
+        return f"cannot run: {error.message}"
+    chosen = {"time": "time not estimated"} | {choice.name: choice.value for choice in selection.choices}
+    return ", ".join(chosen[name] for name in ("scale", "model", "time") if name in chosen)

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from rich.console import Group
 
 from twinrun.cli.console import Shown, resumable, tell
-from twinrun.cli.program import Dry, Out, Scale, demand_one, demand_with, demand_without, too_long
+from twinrun.cli.program import Dry, Out, Scale, Share, demand_one, demand_with, demand_without, unasked
 from twinrun.foundation.cache import project_root, runs_folder
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_file
@@ -36,7 +36,7 @@ def parity(
     /,
     *,
     controls: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)] = (),
-    bound: float | None = None,
+    bound: Share = None,
     precision: Precision | None = None,
     series: str | None = None,
     pattern: str | None = None,
@@ -64,8 +64,6 @@ def parity(
     if trace:
         onset = judge_trace_files(a, b, controls)
         return Shown(onset.sentence, {**dict(onset), "code": onset.code}, onset.code)
-    if bound is not None and not 0 < bound < 1:
-        raise InputError("no share", place="--bound", found=bound, allowed="more than 0, less than 1")
     paths, project = (a, b, *controls), Project(project_root())
     records = all(map(is_record, paths))
     demand_with("logs", not records, **of_logs)
@@ -173,7 +171,7 @@ def bisect(
     kind: Any = "fails" if fails else "parity" if parity else "metric"
     question = RunQuestion(kind=kind, point=point, metric=metric, number=number)
     typed: dict[str, Any] = {"vendor": vendor, "scale": scale, "set": set, "point": point, "parity": parity}
-    demand_without("--run", bool(run), metric=metric, **typed)
+    demand_without("run", bool(run), metric=metric, **typed)
     typed = {"run": run, "vendor": vendor, "scale": scale, "set": set, "out": out, "dry": dry}
     work = bisection_of(Project(project_root()), good, bad, question, recipe=recipe, say=tell, **typed)
     least, most = runs_expected(work.scale, steps=len(work.path.steps))
@@ -184,8 +182,8 @@ def bisect(
         tell(line)
     if dry:
         return None
-    for refusal in () if yes else too_long(None, text, place="twinrun bisect"):
-        raise refusal
+    if not yes:
+        raise unasked(text, place="twinrun bisect")
     with resumable(work.runner.subject):
         found = work.finish()
     page = write_bisect_page(work.runner.folder / "bisect.html", found)

@@ -24,10 +24,11 @@ from twinrun.foundation.errors import InputError, closest, elsewhere
 from twinrun.foundation.terminal import VisibleConsole
 from twinrun.foundation.text import duration
 
-# What commands have in common: a word, a count, a place to write, how much runs, and the plan alone.
+# What commands have in common: words, paths, counts, shares, where to write, how much runs, the plan alone.
 Word = str | None
 Paths = tuple[Path, ...]
 Count = Annotated[int | None, Parameter(validator=Number(gte=1))]
+Share = Annotated[float | None, Parameter(validator=Number(lt=1))]
 Out = Annotated[Path | None, Parameter(alias="-o")]
 Scale = Literal["smoke", "node", "paper"] | None
 Dry = Annotated[bool, Parameter(alias="-n")]
@@ -93,12 +94,10 @@ def _typed(options: dict[str, object]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name, value in options.items() if value)
 
 
-def too_long(seconds: float | None, text: str, *, place: str) -> list[InputError]:
-    """Return what stands against a start without --yes, nothing where it is quick; None is not known."""
-    if seconds is not None and seconds <= LONG_SECONDS:
-        return []
+def unasked(text: str, *, place: str) -> InputError:
+    """Return what stands against a start of what takes long, without --yes."""
     allowed = f"up to {duration(LONG_SECONDS)} without --yes"
-    return [InputError("this starts only with --yes", place=place, found=text, allowed=allowed)]
+    return InputError("this starts only with --yes", place=place, found=text, allowed=allowed)
 
 
 # What a shell may complete by the folders of the project.

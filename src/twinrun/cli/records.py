@@ -7,18 +7,13 @@ from typing import Any, Literal
 
 from rich.console import Group
 
-from twinrun.checkpoints import verification
-from twinrun.checkpoints.conversion import read_folder, write_folder
-from twinrun.checkpoints.folder import MANIFEST, SIGNATURE, DamagedError, FolderStore
-from twinrun.checkpoints.model_folder import CONFIG
-from twinrun.checkpoints.tokenizer import FILE as TOKENIZER
+from twinrun import api
 from twinrun.cli.console import Shown, tell, written
 from twinrun.cli.predict import committed
-from twinrun.cli.program import Out, Scale, demand_one, demand_with
+from twinrun.cli.program import Out, Scale, Share, demand_one, demand_with
 from twinrun.foundation.cache import project_root, runs_folder
-from twinrun.foundation.errors import InputError, require_known
-from twinrun.foundation.files import write_atomically
-from twinrun.foundation.signatures import SUFFIX, is_demanded, signature_of, signers_of
+from twinrun.foundation.errors import InputError, RunError, require_known
+from twinrun.foundation.signatures import is_demanded
 from twinrun.foundation.text import number
 from twinrun.planning.project import Project
 from twinrun.protocol.scores import compare_scores, paired, read_samples
@@ -44,7 +39,7 @@ def compare(
     claims: bool = False,
     confirm: bool = False,
     scores: bool = False,
-    margin: float | None = None,
+    margin: Share = None,
     claim: str | None = None,
     rerun: bool = False,
     recipe: str | None = None,
@@ -75,8 +70,7 @@ def compare(
         require_signature: refuse a record without a signature of a name in allowed_signers
     """
     typed: dict[str, Any] = {"recipe": recipe, "scale": scale, "set": set, "out": out}
-    typed |= {"metric": metric, "point": point}
-    demand_with("--rerun", rerun, **typed)
+    demand_with("--rerun", rerun, metric=metric, point=point, **typed)
     demand_with("--scores", scores, margin=margin, claim=claim)
     demand_one(scores=scores, claims=claims, confirm=confirm, rerun=rerun)
     demand_one(claim=claim, margin=margin)
@@ -85,7 +79,7 @@ def compare(
         # What it imports takes seconds.
         from twinrun.cli.curves import rerun_sides
 
-        return rerun_sides(str(a), str(b), **typed)
+        return rerun_sides(str(a), str(b), metric=metric, point=point, **typed)
     project = Project(project_root(), signed=is_demanded(project_root(), asked=require_signature))
     if scores:
         return _scores(project, [a, b], margin, claim)
@@ -100,8 +94,8 @@ def compare(
     if confirm:
         said_of = confirmations(first, second)
         lines = [f"{one.claim}: {'' if one.confirmed else 'not '}confirmed, {one.why}" for one in said_of]
-        none = not any(one.confirmed for one in said_of)
-        return Shown("\n".join(lines) or "no verdict of the first record holds", said_of, int(none))
+        code = int(not any(one.confirmed for one in said_of))
+        return Shown("\n".join(lines) or "no verdict of the first record holds", said_of, code)
     found = compare_records(first, second, project)
     return Shown(comparison.comparison_view(found), found)
 
@@ -110,10 +104,9 @@ def _scores(project: Project, places: list[Path], margin: float | None, claim: s
     """Say whether two models score the same, document by document; 1 when they do not or nothing tells."""
     stated = claim_called(claim, project) if claim else None
     asked = stated.margin if stated else margin
-    if asked is None or not 0 < asked < 1:
-        message, allowed = "equivalence is asked inside a margin of scores", "more than 0, less than 1"
+    if asked is None:
         hint = "--margin 0.02 counts a difference of up to two points of a hundred as none"
-        raise InputError(message, place="--margin", found=margin, allowed=allowed, hint=hint)
+        raise InputError("equivalence is asked inside a margin of scores", place="--margin", hint=hint)
     files = [read_samples(place) for place in places]
     for place, samples in zip(places, files, strict=True):
         # What a run folder holds is held against its record.
@@ -211,10 +204,9 @@ def _why(record: Judged, claim: str) -> Shown:
     """Return the conditions of a verdict; raises InputError for a claim that the record has none of."""
     verdicts = {one.claim: one for one in record.verdicts}
     require_known(claim, verdicts, "no such claim", place="--why")
-    found, who = verdicts[claim], confirmed_by(record).get(claim)
-    said = f"{words.outcome(found)}: {found.why}\nthe record is {record.signer}"
-    sure = f"\nconfirmed by {who}" if who else ""
-    return Shown(Group(tables.condition_table(found), said + sure), found.shown())
+    found, who = verdicts[claim], confirmed_by(record).get(claim, "nobody here")
+    said = f"{words.outcome(found)}: {found.why}\nthe record is {record.signer}, confirmed by {who}"
+    return Shown(Group(tables.condition_table(found), said), found.shown())
 
 
 def checkpoint(
@@ -231,29 +223,12 @@ def checkpoint(
     """
     demand_with("convert", action == "convert", out=out, tokenizer=tokenizer)
     if action == "convert":
-        return written(_converted(place, step, out, tokenizer))
-    store, complete, signers = FolderStore(place), action == "verify", signers_of(project_root())
-    good, rows = [], dict[int | str, dict[str, Any]]()
-    for one in _steps(store, step):
-        try:
-            manifest = (verification.verify if complete else verification.read_manifest)(store, one)
-            facts: dict[str, Any] = {"step": one, "damage": None, "verified": complete}
-            facts |= {"samples": manifest.samples, "bytes": sum(part.bytes for part in manifest.parts)}
-            facts |= {"tensors": len(manifest.tensors), "writer": manifest.token, "layout": manifest.layout}
-            facts["sha256"] = manifest.digest()
-            if complete:
-                facts["signature"] = verification.signature_at(store, one, facts["sha256"], signers=signers)
-            rows[one] = facts
-            good.append(manifest)
-        except (DamagedError, InputError) as error:
-            rows[one] = {"step": one, "damage": str(error)}
-    # A damaged checkpoint is named by its files, and not by how it fits to the others.
-    for name, fault in verification.faults_between(store, good) if complete and step is None else ():
-        rows[name] = {"step": name, "damage": rows.get(name, {}).get("damage") or str(fault)}
-    # Steps come first, and then what has a name alone.
-    shown = [rows[name] for name in sorted(rows, key=lambda one: (isinstance(one, str), one))]
-    damaged = any(row["damage"] for row in shown)
-    return Shown("\n".join(map(_line, shown)), shown, DamagedError.exit_code if damaged else 0)
+        if out is None:
+            raise InputError("a conversion needs a place to write", place="--out", hint="--out FOLDER")
+        return written(api.convert(place, out, step=step, tokenizer=tokenizer))
+    rows = api.checkpoints(place, step=step, verify=action == "verify", root=project_root())
+    damaged = any(row["damage"] for row in rows)
+    return Shown("\n".join(map(_line, rows)), rows, RunError.exit_code if damaged else 0)
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -264,52 +239,12 @@ def _line(row: dict[str, Any]) -> str:
     return "; ".join([f"step {row['step']}: {state}", size, *([row["signature"]] if row["verified"] else [])])
 
 
-def _steps(store: FolderStore, step: int | None) -> list[int]:
-    steps = store.steps()
-    if not steps:
-        hint, found = "name a folder such as runs/RECIPE/RUN/checkpoints/POINT", "no folder `step-...`"
-        raise InputError("no checkpoint here", place=store.place, found=found, hint=hint)
-    if step is not None and step not in steps:
-        raise InputError("no such checkpoint", place=store.place, found=step, allowed=steps)
-    return steps if step is None else [step]
-
-
-def _converted(place: Path, step: int | None, out: Path | None, tokenizer: Path | None) -> Path:
-    """Write what lies at `place` in the other format and return where: which one it has is seen there."""
-    if out is None:
-        raise InputError("a conversion needs a place to write", place="--out", hint="--out FOLDER")
-    if (place / CONFIG).is_file():
-        demand_with("checkpoints of ours", False, step=step is not None, tokenizer=tokenizer)
-        read_folder(place, FolderStore(out))
-        return out
-    store = FolderStore(place)
-    folder = write_folder(store, _steps(store, step)[-1], out, tokenizer=tokenizer)
-    if not (folder / TOKENIZER).is_file():
-        tell("no tokenizer was written: `--tokenizer FILE` names the tokenizer.json")
-    return folder
-
-
 def sign(what: Path, /, *, key: Path) -> Shown:
     """Sign a record or a checkpoint with an SSH key; the signature is kept beside it.
 
     Args:
         what: record, run folder, submission.json, or place with checkpoints, whose newest is signed
         key: private key of SSH, for example ~/.ssh/id_ed25519
-
-    Raises:
-        InputError: there is nothing to sign, what is there does not hold, or the key does not sign.
     """
-    if what.suffix == ".json" or (what / "record.json").is_file():
-        file = what / "record.json" if what.is_dir() else what
-        digest = read_record(file, Project(project_root())).record.sha256
-        signature = file.with_name(f"{file.name}{SUFFIX}")
-        write_atomically(signature, signature_of(digest, key=key.expanduser()))
-    else:
-        store = FolderStore(what)
-        if not (steps := store.steps()):
-            allowed = "a record, a run folder, a submission, or a place with checkpoints"
-            raise InputError("nothing to sign", place=str(what), allowed=allowed)
-        manifest = verification.verify(store, steps[-1])
-        store.attach(steps[-1], SIGNATURE, signature_of(manifest.digest(), key=key.expanduser()))
-        signature = Path(f"{store.file(steps[-1], MANIFEST)}{SUFFIX}")
+    signature = api.sign(what, key=key.expanduser(), root=project_root())
     return Shown(str(signature), {"signature": signature})

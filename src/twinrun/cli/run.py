@@ -10,15 +10,16 @@ from cyclopts import Parameter
 from rich.console import Group
 from rich.constrain import Constrain
 
+from twinrun import api
 from twinrun.cli.console import Shown, listed, resumable, tell
-from twinrun.cli.program import Count, Out, too_long
+from twinrun.cli.program import LONG_SECONDS, Count, Out, unasked
 from twinrun.execution.ranks import all_pending
 from twinrun.export.tracked_run import tracked_run
 from twinrun.export.trackers import choose_trackers
 from twinrun.foundation.cache import project_root
 from twinrun.foundation.errors import TwinrunError
 from twinrun.foundation.text import duration
-from twinrun.manifests.recipe import SCALES, LoadedRecipe
+from twinrun.manifests.recipe import summary
 from twinrun.planning.project import Project
 from twinrun.report.plan import choice_lines, everything, page
 from twinrun.report.words import headline
@@ -66,7 +67,8 @@ def run(
     selection = select(project, request)
     on_cpu = not (selection.plan.gpu or selection.accelerator)
     seconds = sum(point.seconds or 0.0 for point in selection.plan.points if on_cpu)
-    long = too_long(seconds, f"about {duration(seconds)} on a processor, estimated", place="twinrun run")
+    text = f"about {duration(seconds)} on a processor, estimated"
+    long = [unasked(text, place="twinrun run")] if seconds > LONG_SECONDS else []
     prepared = prepare(project, selection, out=out, resume=resume, detach=detach, dry=request.dry)
     if request.dry:
         for one in (*long, *prepared.refusals):
@@ -132,10 +134,10 @@ def data(
         endpoint: server to fetch from instead of the public hub
     """
     project = Project(project_root())
+    typed: dict[str, Any] = {"recipe": recipe, "engine": engine, "sequence": sequence, "files": files}
     server: dict[str, Any] = {"endpoint": endpoint, "say": Display().say}
-    of: dict[str, Any] = {"recipe": recipe, "engine": engine, "sequence": sequence, "files": files}
     with resumable(name):
-        found = fetch_model(name, **server) if "/" in name else acquire(project, name, **of, **server)
+        found = fetch_model(name, **server) if "/" in name else acquire(project, name, **typed, **server)
     return Shown(str(found), {"name": name, "folder": found})
 
 
@@ -144,29 +146,9 @@ def recipes() -> Shown:
     project, code, rows = Project(project_root()), 0, []
     for name in project.recipe_names:
         try:
-            rows.append(summary(loaded := project.recipe(name)) | {"here": _here(project, loaded)})
+            row = summary(project.recipe(name))
+            rows.append(row | {"here": api.would_run(name, root=project.root)})
         except TwinrunError as error:
             tell(error)
             code = error.exit_code
     return listed(rows, "recipe", "question", "here", none="no recipe", code=code)
-
-
-def summary(loaded: LoadedRecipe) -> dict[str, object]:
-    """Return what a recipe asks and offers: its folder, question, publication, and what each scale runs."""
-    recipe = loaded.recipe
-    return {
-        "recipe": loaded.folder,
-        "question": recipe.question,
-        "publication": f"{recipe.publication.title}, {recipe.publication.figure}",
-        "scales": {name: loaded.tables.scale(name).summary for name in SCALES},
-    }
-
-
-def _here(project: Project, loaded: LoadedRecipe) -> str:
-    """Return what `twinrun run` would choose on this machine, or why it cannot."""
-    try:
-        selection = select(project, Request(recipe=loaded.folder))
-    except TwinrunError as error:
-        return f"cannot run: {error.message}"
-    chosen = {"time": "time not estimated"} | {choice.name: choice.value for choice in selection.choices}
-    return ", ".join(chosen[name] for name in ("scale", "model", "time") if name in chosen)

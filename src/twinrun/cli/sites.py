@@ -9,19 +9,18 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Group
 
+from twinrun import api
 from twinrun.cli.console import Shown, listed, resumable, tell, written
 from twinrun.cli.program import Dry, Out, Paths, Word, demand_with, demand_without
-from twinrun.execution.engine import log_folder
-from twinrun.execution.ranks import FOLDER, Pending, all_pending
 from twinrun.execution.schedulers import client_of
 from twinrun.execution.site_checks import check_site, describe
 from twinrun.execution.site_qualification import contradictions, qualification_file
 from twinrun.foundation.cache import SHIPPED, project_root, runs_folder
-from twinrun.foundation.errors import InputError, MachineError, TwinrunError
+from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.terminal import VisibleConsole
 from twinrun.foundation.text import plural
-from twinrun.images import command, local_cluster
+from twinrun.images import checks, command, local_cluster
 from twinrun.images import lock as locks
 from twinrun.images.command import BuildRequest
 from twinrun.machine.doctor import diagnose
@@ -95,9 +94,7 @@ def doctor(*, stack: Word = None, engine: Word = None, cluster: Word = None) -> 
     demand_with("--stack", stack, engine=engine)
     root = project_root()
     if stack:
-        from twinrun.images.checks import run_checks
-
-        outcomes = run_checks(root, stack, engine=engine, say=tell)
+        outcomes = checks.run_checks(root, stack, engine=engine, say=tell)
         return Shown(f"{stack}: {len(outcomes)} checks passed", outcomes)
     found = check_site(root, load_site(root, cluster)) if cluster else diagnose(root)
     console = VisibleConsole()
@@ -175,7 +172,10 @@ def jobs(*, cluster: Word = None, out: Out = None, cancel: Word = None) -> Shown
     """
     demand_with("--cluster", cluster, cancel=cancel)
     if cluster is None:
-        return _waiting(out or runs_folder(project_root()))
+        folder = out or runs_folder(project_root())
+        none = f"no job of a run in {folder} waits to be collected; --cluster SITE lists those of a site"
+        rows = api.waiting(folder, root=project_root())
+        return listed(rows, "handle", "site", "state", "point", "run", none=none)
     if cancel and not cancel.partition(".")[0].isdecimal():
         raise InputError("a job is named by its number", place="twinrun jobs", found=cancel)
     client = client_of(load_site(project_root(), cluster))
@@ -183,23 +183,3 @@ def jobs(*, cluster: Word = None, out: Out = None, cancel: Word = None) -> Shown
         client.end(cancel)
     columns = ("id", "state", "reason", "run_seconds", "user", "name", "nodes")
     return listed(client.jobs(), *columns, none=f"no jobs of twinrun at {cluster}")
-
-
-def _waiting(folder: Path) -> Shown:
-    """Return what runs below a folder have submitted and not collected."""
-    runs = sorted({file.parent.parent for file in folder.glob(f"*/*/{FOLDER}/*.json")})
-    found = [{"run": run, "state": _state(run, one), **dict(one)} for run in runs for one in all_pending(run)]
-    none = f"no job of a run in {folder} waits to be collected; --cluster SITE lists those of a site"
-    return listed(found, "handle", "site", "state", "point", "run", none=none)
-
-
-def _state(run: Path, one: Pending) -> str:
-    """Return in words whether a job has ended."""
-    try:
-        scheduler = client_of(load_site(project_root(), one.site))
-        submission = scheduler.adopt(one.handle, point=one.point, logs=log_folder(run, one.point))
-        if submission.poll() is not None:
-            return "ended, --resume collects it"
-        return f"runs on {submission.nodes[0]}" if submission.nodes else "waits for nodes"
-    except TwinrunError as error:
-        return error.message

@@ -159,3 +159,11 @@ class LoadedRecipe(Frozen, Generic[Tables]):
     def file(self, name: str) -> str:
         """Return the path of a file of the recipe, relative to the root."""
         return f"{self.folder}/{name}"
+
+
+def summary(loaded: LoadedRecipe[Any]) -> dict[str, object]:
+    """Return what a recipe asks and offers: its folder, question, publication, and what each scale runs."""
+    recipe = loaded.recipe
+    asked = {"recipe": loaded.folder, "question": recipe.question}
+    asked["publication"] = f"{recipe.publication.title}, {recipe.publication.figure}"
+    return asked | {"scales": {name: loaded.tables.scale(name).summary for name in SCALES}}
