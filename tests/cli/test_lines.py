@@ -121,7 +121,7 @@ LINES: list[tuple[list[str], list[str]]] = [
     (["checkpoint", "verify", "nowhere", "--step", "1.5"], ["--step: not a whole number found: 1.5"]),
     (["compare", "a", "b", "--margin", "0.5"], ["--margin: only with --scores found: no --scores hint: add"]),
     (["compare", "a", "b", "--scores", "--claims"], ["--scores: options exclude each other found: --claims"]),
-    (["parity", "a", "b", "--trace", "--bound", "0.5"], ["--trace: options exclude each other found: --bound"]),
+    (["parity", "a", "b", "--trace", "--bound", ".5"], ["options exclude each other found: --bound"]),
     (["parity", "a", "b"], ["a: not a log found: No such file or directory allowed: a record, a run folder"]),
     (
         ["parity", "a", "b", "--bound", "2"],
