@@ -21,10 +21,8 @@ from twinrun.manifests.stack import find_stacks
 from twinrun.planning.project import Project
 from twinrun.report.hardware import ModelChoices, choices, hardware_excerpt, model_page
 from twinrun.report.page import write_recipe_report
-from twinrun.report.publication import documents, publication_page, publication_rows
-from twinrun.report.site import headline_picture, predictions
-from twinrun.report.summary import selected, software
-from twinrun.report.words import headline, headline_of_all
+from twinrun.report.site import documents, headline_picture, predictions, publication_page, publication_rows
+from twinrun.report.words import headline, headline_of_all, selected, software
 from twinrun.results.judge import judge_between
 from twinrun.results.judged import Judged
 from twinrun.results.reading import read_record

@@ -78,7 +78,7 @@ OPTIONS: list[tuple[list[str], list[str]]] = [
     ([RECIPE, "--vendor", "AMD"], ["--vendor: unknown vendor found: AMD", "did you mean `rocm`?"]),
     ([RECIPE, "--set", "lr=1"], ["--set lr: no such field", "did you mean `optimizer.learning_rate`?"]),
     ([RECIPE, "--set", "batch_size=8"], ["did you mean `global_batch`?"]),
-    ([RECIPE, "--set", "devices=1,1"], ["--set devices: a count is given twice found: 1,1"]),
+    ([RECIPE, "--set", "devices=1,1"], ["--set devices: expected counts of devices, each once found: 1,1"]),
     ([RECIPE, "--stack", "cuda12.6-torch2.7"], ["is for cuda", "hint: add --vendor cuda"]),
 ]
 

@@ -8,8 +8,7 @@ import pytest
 
 from tests.records import PROJECT, bench_record
 from tests.report.committed import newest
-from twinrun.report.publication import documents, publication_page, publication_rows
-from twinrun.report.site import with_figures
+from twinrun.report.site import documents, publication_page, publication_rows, with_figures
 from twinrun.report.words import headline
 
 TRAINING = newest("mpt7b-scaling")

@@ -6,7 +6,7 @@ from tests.commands import ROOT
 from tests.records import plan, training_record
 from twinrun.planning.project import Project
 from twinrun.report.page import tables
-from twinrun.report.publication import publication_rows
+from twinrun.report.site import publication_rows
 
 
 def test_every_microbatch_of_a_plan_is_predicted() -> None:

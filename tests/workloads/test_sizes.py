@@ -74,7 +74,7 @@ def test_a_part_of_a_node_and_a_smaller_node_are_points_as_well() -> None:
     small, _ = sized(NODES, devices=16, nodes=4, node=4)
     assert [(one.nodes, one.devices_per_node) for one in small] == [(1, 4), (2, 4), (4, 4)]
     assert ids(DEVICES, {"devices": "4,1"}, devices=8) == ["devices=1", "devices=4"]
-    with pytest.raises(InputError, match="a count is given twice"):
+    with pytest.raises(InputError, match="each once"):
         ids(DEVICES, {"devices": "4,1,4"}, devices=8)
 
 

@@ -12,7 +12,7 @@ from twinrun.foundation.errors import MachineError
 from twinrun.manifests.restatements import evaluated
 from twinrun.planning.configuration import differences_of_plan
 from twinrun.planning.project import Project
-from twinrun.report.publication import publication_page, publication_rows
+from twinrun.report.site import publication_page, publication_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPE = Project(ROOT).recipe("llama-throughput")

@@ -18,7 +18,7 @@ from twinrun.foundation.text import number
 from twinrun.planning.project import Project
 from twinrun.protocol.scores import compare_scores, paired, read_samples
 from twinrun.report import comparison, tables, words
-from twinrun.report.summary import selected
+from twinrun.report.words import selected
 from twinrun.results.compare import compare as compare_records
 from twinrun.results.judge import judge_between
 from twinrun.results.judged import Judged

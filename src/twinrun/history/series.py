@@ -16,7 +16,7 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.history.path import side_of_record, versions
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement
-from twinrun.report.summary import standing_for
+from twinrun.report.words import standing_for
 from twinrun.results.compare import changed, conditions, marks_of
 from twinrun.results.judged import Judged, hardware
 from twinrun.results.reading import read_record

@@ -26,7 +26,7 @@ from twinrun.history.path import LOCK, STACKS, Packages, digest_of
 from twinrun.manifests.locks import python_lock_text
 from twinrun.manifests.stack import stamp
 from twinrun.planning.project import Project
-from twinrun.report.summary import standing_for
+from twinrun.report.words import standing_for
 from twinrun.results.judged import Judged
 from twinrun.results.parity import METRIC
 from twinrun.results.reading import read_record

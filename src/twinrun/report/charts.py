@@ -96,7 +96,7 @@ def _draw_rows(chart: RowChart) -> Picture:
             axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlim(low, high if chart.ticks else high * 1.04)
         handles = [_mark_of(kind) for kind in MARKS if any(one.kind == kind for one in marks)]
-        figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, fontsize=9)
+        figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False, fontsize=9)
         about = f"{chart.x_label}. {'; '.join(map(_said, chart.rows))}."
         svg = svg_text(figure, name=chart.name, title=chart.title, description=about)
     keys = [

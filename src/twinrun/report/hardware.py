@@ -188,18 +188,13 @@ def write_hardware_page(path: Path, found: Sequence[ModelChoices], prices: Mappi
 
 
 def hardware_excerpt(found: Sequence[ModelChoices]) -> str:
-    """Return the index of models for a page of the docs: the fastest number of each kind, and its GPU."""
-    rows = []
-    for one in found:
-        cells = [f"[{one.name}](hardware/{one.name}.md)", f"{one.shape.parameters() / 1e9:.3g}B"]
-        for kind in ("published", "measured", "predicted"):
-            known = [(two.numbers[kind].value, two) for two in one.choices if kind in two.numbers]
-            best = max(known, key=lambda each: each[0], default=None)
-            cells.append(f"{_shown(best[1].numbers[kind]).text}, {best[1].name}" if best else ABSENT)
-        rows.append(cells)
-    titles = ("model", "parameters", "fastest published", "measured here", "predicted")
+    """Return the index of models for a page of the docs: what trains each fastest."""
+    rows = [
+        (f"[{one.name}](hardware/{one.name}.md)", f"{one.shape.parameters() / 1e9:.3g}B", fastest(one))
+        for one in found
+    ]
     note = "Numbers are tokens/s of a device: a card of two dies is two. A model's page has every GPU."
-    return f"{markdown_table(titles, rows)}\n\n{note}"
+    return f"{markdown_table(('model', 'parameters', 'fastest'), rows)}\n\n{note}"
 
 
 def model_page(one: ModelChoices) -> str:

@@ -19,7 +19,7 @@ from twinrun.foundation.text import visible
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
-from twinrun.report import summary, words
+from twinrun.report import words
 from twinrun.report.charts import draw
 from twinrun.report.picture import Picture
 from twinrun.results.judged import Judged, hardware
@@ -64,13 +64,13 @@ def write_recipe_report(
         place, hint = record.run, f"write its report with recipes/{record.plan.recipe}"
         message = "the record is of another recipe"
         require_equal(record.plan.recipe, recipe.recipe.name, message, place=place, hint=hint)
-    ranked = summary.ranked(records)
+    ranked = words.ranked(records)
     standing = [one.shown for one in ranked if one.shown]
     drawn = overview(standing[:SUBJECTS], recipe, project.gpus)
     # Counted from the oldest, so that a page keeps its address when a record is added.
     oldest = sorted(records, key=lambda record: record.created)
     pages = {id(one): f"{path.stem}/{place}.html" for place, one in enumerate(oldest, 1)}
-    opening = next(filter(summary.decided, standing), standing[0] if standing else None)
+    opening = next(filter(words.decided, standing), standing[0] if standing else None)
     told: dict[str, object] = {"loaded": recipe, "project": project, "between": between, "opening": opening}
     told |= {"ranked": ranked, "records": records, "pages": pages, "pictures": _pictures(drawn)}
     render_page(path, "recipe.html.j2", links=links or {}, **told)
@@ -155,7 +155,7 @@ def page_environment() -> Environment:
         lstrip_blocks=True,
     )
     # Every function of texts, words and summaries is a filter by its name.
-    for module in (text, words, summary):
+    for module in (text, words):
         environment.filters |= dict(inspect.getmembers(module, inspect.isfunction))
     named = (id, tables, with_counts, ways_to_run, hardware, confirmed_by)
     environment.filters |= {one.__name__: one for one in named}

@@ -236,19 +236,17 @@ def loss_chart(points: Sequence[MeasuredPoint], *, title: str) -> LineChart:
     """Return the losses of all points over each other, and in words how far they are apart."""
     curves, orders = [values_of(one, LOSS) for one in points], {one.digests.get(ORDER) for one in points}
     value, step = largest_difference(curves)
-    note = "Same batches in the same order at every point; "
-    note += f"largest relative difference {value:.2g}, at step {step}." if value else "the curves are equal."
-    if len(points) < 2:
-        note = "One point, so there is no second curve to compare with."
-    elif len(orders) > 1 or None in orders:
+    note = f"Same batches in the same order; largest relative difference {value:.2g}, at step {step}."
+    if len(orders) > 1 or None in orders:
         note = "The points did not train on the same batches in the same order: the curves need not coincide."
     elif math.isnan(value):
         note = f"A curve ends, or is not a finite number, at step {step}."
+    notes = (note,) if len(points) > 1 else ()
     drawn = tuple(
         _curve(point.id, "measured", place, values, f"last {LOSS} {values[-1]:.4f}")
         for place, (point, values) in enumerate(zip(points, curves, strict=True))
     )
-    return LineChart(name=LOSS, title=title, x_label="step", y_label=AXIS, curves=drawn, notes=(note,))
+    return LineChart(name=LOSS, title=title, x_label="step", y_label=AXIS, curves=drawn, notes=notes)
 
 
 def parity_charts(found: Parity, a: ControlledCurve, b: ControlledCurve) -> Iterator[LineChart]:

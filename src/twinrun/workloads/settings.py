@@ -70,15 +70,15 @@ def differences(
             `found` does not have is absent, not wrong.
         older: `found` is of an older version of the recipe, whose further fields say nothing.
     """
-    silent = {field: value for field, value in (written or {}).items() if field not in published}
-    known = {*published, *silent}
-    silent = {field: value for field, value in silent.items() if field in found}
-    silent |= {field: ABSENT for field in found if written and not older and field not in known}
+    silent = {field: value for field, value in (written or {}).items() if field in found}
+    if written and not older:
+        silent |= {field: ABSENT for field in found if field not in written}
     return tuple(
         Difference(field=field, found=found.get(field, NOT_RECORDED), published=accepted, stated=stated)
         for fields, stated in ((published, True), (silent, False))
         for field, accepted in fields.items()
-        if not _accepts(accepted, found.get(field, ABSENT if not stated else NOT_RECORDED))
+        if stated or field not in published
+        if not _accepts(accepted, found.get(field, NOT_RECORDED))
     )
 
 

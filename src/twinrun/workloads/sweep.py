@@ -79,15 +79,12 @@ def _asked(overrides: dict[str, Any]) -> tuple[str | None, tuple[int, ...]]:
     if len(given) > 1:
         raise InputError("points are sized by one key", place="--set", found=list(given), allowed=list(KEYS))
     for key, value in given.items():
-        items = value if isinstance(value, list) else str(value).split(",")
-        numbers = [int(item) for item in items if type(item) is int or str(item).strip().isdecimal()]
-        place = f"--set {key}"
-        if not numbers or len(numbers) < len(items) or min(numbers) < 1:
-            message, allowed = f"expected counts of {key}", "for example 1,2,4"
+        items, place = value if isinstance(value, list) else str(value).split(","), f"--set {key}"
+        counts = [int(one) for one in items if type(one) is int or str(one).strip().isdecimal()]
+        if not counts or len(counts) < len(items) or min(counts) < 1 or len({*counts}) < len(counts):
+            message, allowed = f"expected counts of {key}, each once", "for example 1,2,4"
             raise InputError(message, place=place, found=value, allowed=allowed)
-        if len(set(numbers)) < len(numbers):
-            raise InputError("a count is given twice", place=place, found=value, hint="name each once")
-        return key, tuple(sorted(numbers))
+        return key, tuple(sorted(counts))
     return None, ()
 
 
@@ -174,14 +171,14 @@ def refuse(
 
 def _refuse_elsewhere(point: Point, leg: LegSteps, hardware: Hardware) -> None:
     """Raise MachineError for a leg whose hardware this machine does not have."""
+    what, found, allowed = "of another vendor", hardware.vendor, leg.vendor
+    if leg.vendor in (hardware.vendor, hardware.processor):
+        what, found, allowed = "with more devices", str(hardware.devices), f"{point.devices_per_node} or more"
+        if leg.processor or not hardware.devices or point.devices_per_node <= hardware.devices:
+            return
     hint = f"run it where its hardware is: --leg {leg.number} --from PLACE of the leg before"
-    place, devices = f"leg {leg.number}", point.devices_per_node
-    if leg.vendor not in (hardware.vendor, hardware.processor):
-        message, found = "a leg for hardware of another vendor", hardware.vendor
-        raise MachineError(message, place=place, found=found, allowed=leg.vendor, hint=hint)
-    if not leg.processor and hardware.devices and devices > hardware.devices:
-        message, allowed = "a leg for more devices than this machine has", f"{devices} or more"
-        raise MachineError(message, place=place, found=hardware.devices, allowed=allowed, hint=hint)
+    message, place = f"a leg for hardware {what}", f"leg {leg.number}"
+    raise MachineError(message, place=place, found=found, allowed=allowed, hint=hint)
 
 
 def refuse_demands(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twinrun.protocol.bench import BenchResult
-from twinrun.workloads.bench import numbers, plan, report
+from twinrun.workloads.bench import calls, plan
 from twinrun.workloads.settings import PointSettings
 from twinrun.workloads.workload import Workload
 
@@ -14,7 +14,7 @@ WORKLOAD = Workload(
     point_part=plan.BenchPoint,
     result=BenchResult,
     headline=("speedup", "time", "error"),
-    factors=numbers.FACTORS,
+    factors=calls.FACTORS,
     smaller="name other cases with --set cases=",
     timed=True,
     measures_gpus=True,
@@ -23,10 +23,10 @@ WORKLOAD = Workload(
     describe=plan.describe,
     settings=PointSettings(of=plan.settings, as_written=plan.as_written),
     job=plan.job,
-    progress=numbers.progress,
-    numbers=numbers.numbers,
-    rules=numbers.rules,
-    terms=numbers.terms,
-    show=report.show,
-    overview=report.overview,
+    progress=calls.progress,
+    numbers=calls.numbers,
+    rules=calls.rules,
+    terms=calls.terms,
+    show=calls.show,
+    overview=calls.overview,
 )

@@ -28,7 +28,7 @@ from twinrun.workloads.workload import (
 )
 
 # Metrics of our calls alone, of baselines too, and of ours beside each baseline.
-OF_OURS = ("bandwidth", "bandwidth-share", "roofline-time", "roofline-share", "link-traffic")
+OF_OURS = ("bandwidth", "roofline-time", "roofline-share", "link-traffic")
 OF_BOTH, BESIDE = ("time", "error", "kept-memory", "bus-bandwidth"), ("speedup", "memory-saving")
 # Where an option is, and what its values may be.
 OPTION = "options."
