@@ -43,63 +43,41 @@ def plan(project: Project = PROJECT, *, gpu: str | None = None, devices: int = 0
     return made.model_copy(update={"lock_sha256": "0" * 64, "image": "image"})
 
 
-def part(made: Plan) -> Any:
-    """Return what the workload says of a plan."""
-    return made.part
-
-
 @pytest.mark.parametrize("name", PLANS)
-def test_the_plan_is_the_golden_one(name: str) -> None:
+def test_the_plan_is_the_golden_one_and_is_read_back(name: str) -> None:
+    made = plan(**PLANS[name])
+    again = Plan.model_validate_json(made.model_dump_json())
+    assert (again, again.sha256()) == (made, made.sha256())
     # Predictions move with every figure of the calibration, and tests of their own hold them.
-    content = plan(**PLANS[name]).model_dump(mode="json", exclude={"points": {"__all__": {"predicted"}}})
+    content = made.model_dump(mode="json", exclude={"points": {"__all__": {"predicted"}}})
     if name in WHOLE:
         check_golden(f"plan-{name}.json", laid_out(content) + "\n")
     else:
         check_entry("plans.json", name, shortened(content))
 
 
-@pytest.mark.parametrize("name", PLANS)
-def test_a_plan_is_read_back_with_the_same_digest(name: str) -> None:
-    made = plan(**PLANS[name])
-    again = Plan.model_validate_json(made.model_dump_json())
-    assert (again, again.sha256()) == (made, made.sha256())
-    others = {plan(**choices).sha256() for choices in PLANS.values() if choices != PLANS[name]}
-    assert made.sha256() not in others
-
-
 def test_the_digest_depends_on_no_path_and_no_process(tmp_path: Path) -> None:
-    root = checkout(tmp_path, RECIPE)
+    root, digests = checkout(tmp_path, RECIPE), set()
     program = (
         "import sys; from pathlib import Path; from tests.planning.test_plan import PLANS, Project, plan;"
         "print(plan(Project(Path(sys.argv[1])), **PLANS['node-4-h200']).sha256())"
     )
-    digests = set()
     for seed in ("1", "2"):
-        variables = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(tmp_path),
-            "PYTHONHASHSEED": seed,
-            "TZ": f"UTC{seed}",
-        }
-        variables["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+        variables = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONHASHSEED": seed}
+        variables |= {"TZ": f"UTC{seed}", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
         command = [sys.executable, "-c", program, str(root)]
-        digests.add(
-            subprocess.run(
-                command, capture_output=True, text=True, check=True, env=variables, cwd=tmp_path
-            ).stdout
-        )
+        digests.add(subprocess.check_output(command, text=True, env=variables, cwd=tmp_path))
     assert digests == {plan(**PLANS["node-4-h200"]).sha256() + "\n"}
 
 
-def test_how_it_runs_is_part_of_the_digest() -> None:
-    made = plan(scale="smoke")
+def test_the_digest_says_what_is_run_and_how_and_no_estimate() -> None:
+    made = plan(scale="node", gpu="h200", devices=1)
+    others = {plan(**choices).sha256() for choices in PLANS.values()}
+    assert len({made.sha256(), *others}) == len(PLANS) + 1
     for field in ("engine", "launcher", "scheduler", "stack", "image"):
         assert made.model_copy(update={field: "another"}).sha256() != made.sha256()
-
-
-def test_an_estimate_is_no_part_of_the_digest() -> None:
-    made = plan(scale="smoke")
-    points = tuple(point.model_copy(update={"seconds": 1e6}) for point in made.points)
+    guessed = {"seconds": 1e6, "predicted": ()}
+    points = tuple(point.model_copy(update=guessed) for point in made.points)
     assert made.model_copy(update={"points": points}).sha256() == made.sha256()
 
 
@@ -108,25 +86,26 @@ def test_an_estimate_is_no_part_of_the_digest() -> None:
 )
 def test_the_largest_model_whose_sweep_is_short_is_taken(gpu: str, devices: int, model: str) -> None:
     made = plan(scale="node", gpu=gpu, devices=devices)
-    assert part(made).training.model == model
+    assert made.part.training.model == model
     assert sum(point.seconds or 0 for point in made.points) <= 360
 
 
-def test_a_longer_sweep_is_offered_by_name() -> None:
-    loaded, stack = PROJECT.recipe(RECIPE), PROJECT.stack("cpu")
-    _, choices = resolve(
-        loaded,
-        workload=load_workload(loaded.workload),
-        scale="node",
-        settings=(),
-        stack=stack,
-        hardware=hardware("h200", 2),
-        engine="venv",
-        launcher="torchrun",
-        scheduler="local",
-    )
-    (model,) = [choice for choice in choices if choice.name == "model"]
-    assert "--set model=mpt-7b takes about" in model.because
+def resolved(have: Hardware) -> tuple[Plan, dict[str, str]]:
+    """Return the plan of the node scale on hardware, and why what was chosen."""
+    loaded = PROJECT.recipe(RECIPE)
+    how: dict[str, Any] = {"engine": "venv", "launcher": "torchrun", "scheduler": "local", "settings": ()}
+    how |= {"workload": load_workload(loaded.workload), "stack": PROJECT.stack("cpu"), "scale": "node"}
+    made, choices = resolve(loaded, hardware=have, **how)
+    return made, {one.name: one.because for one in choices}
+
+
+def test_a_longer_sweep_is_offered_by_name_and_a_gpu_without_a_row_takes_the_smallest() -> None:
+    _, because = resolved(hardware("h200", 2))
+    assert "--set model=mpt-7b takes about" in because["model"]
+    memory = PROJECT.gpus["h200"].device_memory_bytes
+    made, _ = resolved(Hardware(gpu=None, device_memory_bytes=memory, devices=1, cores=2))
+    assert (made.gpu, made.part.training.model) == (None, "mpt-125m")
+    assert [point.seconds for point in made.points] == [None]
 
 
 def test_a_model_asked_for_is_not_replaced_by_a_smaller_one() -> None:
@@ -166,23 +145,32 @@ def test_the_paper_scale_on_other_data_or_with_another_optimizer_says_so(
 
 
 @pytest.mark.parametrize(
-    ("setting", "expected"),
+    ("recipe", "setting", "expected"),
     [
-        ("step=8", "did you mean `steps`"),
-        ("model=mpt-1", "did you mean `mpt-1b`"),
-        ("data=standard-libary", "did you mean `standard-library`"),
-        ("steps=many", "--set:steps"),
-        ("steps=0", "--set:steps"),
-        ("precision=fp16", "--set precision"),
-        ("optimizer.betas=[1]", "--set:optimizer.betas"),
-        ("warmup_steps=40", "no step would be timed"),
-        ("devices=0", "--set devices"),
-        ("devices=", "--set devices"),
+        (RECIPE, "step=8", "did you mean `steps`"),
+        (RECIPE, "model=mpt-1", "did you mean `mpt-1b`"),
+        (RECIPE, "data=standard-libary", "did you mean `standard-library`"),
+        (RECIPE, "steps=many", "--set:steps"),
+        (RECIPE, "steps=0", "--set:steps"),
+        (RECIPE, "precision=fp16", "--set precision"),
+        (RECIPE, "optimizer.betas=[1]", "--set:optimizer.betas"),
+        (RECIPE, "warmup_steps=40", "no step would be timed"),
+        (RECIPE, "devices=0", "--set devices"),
+        (RECIPE, "devices=", "--set devices"),
+        (BENCH, "cases=2x1", "no such name"),
+        (BENCH, "repeat=7", "did you mean `repeats`"),
+        (BENCH, "repeats=-1", "greater than or equal to 0"),
+        (BENCH, "options.group=1", "did you mean `options.groups`"),
+        (BENCH, "options.groups=many", "allowed: a whole number"),
+        (BENCH, "options.groups=1.5", "allowed: a whole number"),
+        (BENCH, "options.groups=true", "allowed: a whole number"),
+        (BENCH, "model=mpt-1b", "no such field"),
+        (BENCH, "devices=2", "one device"),
     ],
 )
-def test_a_setting_that_cannot_be_is_told(setting: str, expected: str) -> None:
+def test_a_setting_that_cannot_be_is_told(recipe: str, setting: str, expected: str) -> None:
     with pytest.raises(InputError) as caught:
-        plan(scale="smoke", settings=(setting,))
+        plan(recipe=recipe, scale="smoke", settings=(setting,))
     assert expected in str(caught.value)
 
 
@@ -193,23 +181,6 @@ def test_a_scale_with_a_field_that_is_not_there_names_the_recipe(tmp_path: Path)
     path.write_text(text.replace('"optimizer.decay_steps" = 40', '"optimizer.decay" = 40'), encoding="utf-8")
     with pytest.raises(InputError, match=r"recipe\.toml:set\.optimizer\.decay: no such field"):
         plan(Project(root), scale="smoke")
-
-
-def test_a_gpu_without_a_row_takes_the_smallest_model() -> None:
-    memory = PROJECT.gpus["h200"].device_memory_bytes
-    made, _ = resolve(
-        PROJECT.recipe(RECIPE),
-        workload=load_workload("training"),
-        scale="node",
-        settings=(),
-        stack=PROJECT.stack("cpu"),
-        hardware=Hardware(gpu=None, device_memory_bytes=memory, devices=1, cores=2),
-        engine="venv",
-        launcher="torchrun",
-        scheduler="local",
-    )
-    assert (made.gpu, part(made).training.model) == (None, "mpt-125m")
-    assert [point.seconds for point in made.points] == [None]
 
 
 POINT = "2x4096x5376x16"
@@ -226,39 +197,14 @@ def test_a_benchmark_differs_where_its_nearest_case_does() -> None:
     assert {one.field for one in smoke if one.stated} == {"length", "channels"}
 
 
-def test_a_case_has_the_options_it_does_not_name() -> None:
-    (point,) = plan(recipe=BENCH, scale="paper", gpu="mi250").points
-    settings: Any = point.part
-    assert (point.id, point.world_size) == (POINT, 1)
-    assert (settings.settings["groups"], settings.settings["length"]) == (2, 4096)
-
-
 def test_settings_reach_the_options_and_choose_cases() -> None:
+    (point,) = plan(recipe=BENCH, scale="paper", gpu="mi250").points
+    assert (point.id, point.world_size) == (POINT, 1)
+    assert (point.part.settings["groups"], point.part.settings["length"]) == (2, 4096)
     settings = ("options.groups=4", "repeats=7", f"cases={POINT}")
     made = plan(recipe=BENCH, scale="node", gpu="h200", settings=settings)
-    chosen: Any = made.points[0].part
     assert [point.id for point in made.points] == [POINT]
-    assert (part(made).bench.repeats, chosen.settings["groups"]) == (7, 4)
-
-
-@pytest.mark.parametrize(
-    ("setting", "expected"),
-    [
-        ("cases=2x1", "no such name"),
-        ("repeat=7", "did you mean `repeats`"),
-        ("repeats=-1", "greater than or equal to 0"),
-        ("options.group=1", "did you mean `options.groups`"),
-        ("options.groups=many", "allowed: a whole number"),
-        ("options.groups=1.5", "allowed: a whole number"),
-        ("options.groups=true", "allowed: a whole number"),
-        ("model=mpt-1b", "no such field"),
-        ("devices=2", "one device"),
-    ],
-)
-def test_a_setting_of_a_benchmark_that_does_not_fit_is_told(setting: str, expected: str) -> None:
-    with pytest.raises(InputError) as caught:
-        plan(recipe=BENCH, scale="node", gpu="h200", settings=(setting,))
-    assert expected in str(caught.value)
+    assert (made.part.bench.repeats, made.points[0].part.settings["groups"]) == (7, 4)
 
 
 def test_a_plan_edited_by_hand_is_refused() -> None:

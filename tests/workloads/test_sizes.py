@@ -1,4 +1,4 @@
-"""The sizes of a sweep, as the recipe and the machine allow them."""
+"""The sizes of a sweep as recipe and machine allow them, and what each needs, against what ran."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from typing import Any
 
 import pytest
 
-from tests.records import ROOT, TRAINING, hardware, plan
+from tests.records import PROJECT, TRAINING, hardware, plan
 from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.text import GIB
 from twinrun.manifests.recipe import Sweep
-from twinrun.planning.project import Project
 from twinrun.predict.memory import BUCKET_BYTES
 from twinrun.protocol.allocation import Placement
 from twinrun.workloads.sweep import placements
-from twinrun.workloads.training.manifest import TrainingPlan
 from twinrun.workloads.training.points import Budget
 from twinrun.workloads.workload import Choice, Hardware
 
 DEVICES, NODES = Sweep(devices="powers-of-two"), Sweep(nodes=(1, 2, 4), devices_per_node=8)
 LISTED = Sweep(devices=(1, 2, 4))
-GPUS = Project(ROOT).gpus
+GPUS = PROJECT.gpus
 
 
 def sized(
@@ -111,7 +110,6 @@ def test_sizes_that_do_not_divide_the_global_batch_are_left_out_and_refused_wher
 
 def test_sharding_alone_divides_the_state_of_a_model() -> None:
     part = plan(TRAINING, scale="node", gpu="h200", settings=("model=mpt-1b",)).part
-    assert isinstance(part, TrainingPlan)
     needed = {}
     for sharding in ("full", "none"):
         training = part.training.model_copy(update={"sharding": sharding})
@@ -127,3 +125,33 @@ def test_a_layout_that_needs_more_devices_than_there_are_is_left_out() -> None:
     assert "tp2-pp2-dp2" not in {point.id for point in made.points}
     with pytest.raises(MachineError, match="no layout fits"):
         plan("deepspeed-pretrain", scale="smoke", gpu="h200", devices=2, settings=("layouts=tp2-pp2-dp2",))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "memory_gib", "model", "largest"),
+    [("h100-80gb", 79.65, "mpt-3b", 4), ("h100-80gb", 79.65, "mpt-1b", 16), ("h200", 140.4, "mpt-7b", 3)],
+)
+def test_the_first_size_on_one_device_is_the_one_that_runs(
+    gpu: str, memory_gib: float, model: str, largest: int
+) -> None:
+    shape = PROJECT.recipe(TRAINING).tables.models[model]
+    one = {"model": model, "global_batch": 192, "sharding": "none", "microbatch": "auto"}
+    training = plan(scale="node", gpu="h200").part.training.model_copy(update=one)
+    memory = {"device_memory_bytes": int(memory_gib * GIB)}
+    budget = Budget(shape=shape, training=training, hardware=hardware(gpu).model_copy(update=memory))
+    assert budget.microbatches(1)[0] == largest
+
+
+@pytest.mark.parametrize("claim", ["throughput-1-node", "throughput-32-nodes"])
+def test_the_published_rows_lie_in_the_interval_of_the_prediction(claim: str) -> None:
+    """Figure 5 of the publication has TFLOP/s of an MI250 card, of two devices, over the steps alone."""
+    (published,) = (one for one in PROJECT.recipe(TRAINING).published.claim if one.id == claim)
+    stated = published.hardware
+    assert stated
+    part = plan().part
+    nodes = hardware(stated.gpu).model_copy(update={"network_gbit_s": 800})
+    budget = Budget(shape=part.shape, training=part.training, hardware=nodes)
+    one = budget.predicted(nodes=stated.cards // 4, devices_per_node=8, microbatch=6)
+    assert one.interval
+    low, high = (2 * tokens * part.shape.flops_per_token() / 1e12 for tokens in one.interval)
+    assert low < published.value < high
