@@ -56,8 +56,8 @@ def judged(values: list[float], **options: Any) -> Any:
     ("a", "b", "options", "code", "said"),
     [
         ("llama3 cuda", "llama3 mi350x", {}, 0, "clean pairs"),
-        ("llama3 cuda", "llama3 mi350x", {"bound": 1e-4}, 0, "within 0.0001 as stated"),
-        ("llama3 cuda", "llama3 mi350x", {"bound": 1e-6}, 1, "where 1e-06 was stated"),
+        ("llama3 cuda", "llama3 mi350x", {"bound": 1e-4}, 0, "; 0.0001 was stated"),
+        ("llama3 cuda", "llama3 mi350x", {"bound": 1e-6}, 1, "; 1e-06 was stated"),
         ("llama3 cuda", "qwen3 cuda", {}, 1, "They differ from step"),
     ],
 )
@@ -95,10 +95,9 @@ def test_clean_pairs_decide_where_no_control_run_was_made(
     a, clean, faulty = written(fallen(0.03), 1), written(fallen(0.03), 2), written(fallen(0.02), 3)
     found = judge_logs(a, clean, precision=known)
     assert found.code == 0, found.sentence
-    assert found.as_far is None or found.as_far[0] > 0
+    assert "in 0 of" not in found.sentence
     found = judge_logs(a, faulty, precision=known)
-    assert (found.code, found.as_far and found.as_far[0]) == (1, 0), found.sentence
-    assert "rounding did as much in 0 of" in found.sentence
+    assert (found.code, "rounding did as much in 0 of" in found.sentence) == (1, True), found.sentence
 
 
 def test_no_clean_pair_that_comes_with_twinrun_is_called_a_difference() -> None:
@@ -121,14 +120,12 @@ def test_logs_of_other_steps_meet_at_those_of_both_and_say_so() -> None:
 
 def test_rounding_is_one_curve_beside_control_runs() -> None:
     found = judged(noisy(2))
-    assert (found.code, found.sentence[:9], found.as_far) == (0, "One curve", None)
-    assert (found.errors or 9.0) < 4.8
+    assert (found.code, "one more of 8 control runs would be up to" in found.sentence) == (0, True)
 
 
 def test_a_difference_has_its_first_step_and_its_size() -> None:
     found = judged([one * (1 + 1e-4 * (place >= 60)) for place, one in enumerate(noisy(2))])
     assert (found.code, found.step, "from step 61 on" in found.sentence) == (1, 61, True)
-    assert (found.errors or 0.0) > 5
 
 
 @pytest.mark.parametrize("controls", [0, 8])

@@ -107,8 +107,8 @@ def test_lines_and_keys_that_are_asked_for_are_taken(
     ("asked", "message"),
     [
         ({"series": "nope"}, "no line says what --series nope asks for"),
-        ({"pattern": "("}, "no regular expression"),
-        ({"pattern": "loss"}, "no group `loss`"),
+        ({"pattern": "("}, "no regular expression of a loss: missing"),
+        ({"pattern": "loss"}, "no regular expression of a loss: no group `loss`"),
     ],
 )
 def test_a_series_of_lines_is_obeyed_or_refused(tmp_path: Path, asked: dict[str, str], message: str) -> None:
@@ -168,14 +168,11 @@ def test_what_a_log_has_is_taken_and_said(
     [
         ("", "no step with a loss in it"),
         ("epoch 1 accuracy 0.5\n", "no step with a loss in it"),
-        ("step,accuracy\n1,0.5\n", "no such series|no step|known to be the loss"),
+        ("step,accuracy\n1,0.5\n", "no step with a loss"),
         ("step,loss\n1,3,0\n", "more fields than the header"),
-        ('{"step": 1, "accuracy": 0.5}\n', "known to be the loss"),
-        ('{"samples": 1, "loss": 3.0}\n', "no key here is known to be the step"),
-        (
-            '{"point": "a", "step": 1, "loss": 3.0}\n{"point": "b", "step": 1, "loss": 2.0}\n',
-            "several points",
-        ),
+        ('{"step": 1, "accuracy": 0.5}\n', "--series NAME takes another loss"),
+        ('{"samples": 1, "loss": 3.0}\n', "the step is called one of step, _step"),
+        ('{"point": "a", "step": 1, "loss": 3}\n{"point": "b", "step": 1, "loss": 2}\n', "several points"),
         ("\0\0\0", "neither text nor a log"),
         ("[" * 100_000, "not a log|no step"),
     ],

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,14 +15,11 @@ if TYPE_CHECKING:
 __all__ = ["Tracer", "renumber"]
 
 
+_HOMES = {"renumber": "twinrun.parity.controls", "Tracer": "twinrun.protocol.digests"}
+
+
 def __getattr__(name: str) -> Any:
     """Import what needs torch when it is asked for: the host side works without."""
-    if name == "renumber":
-        from twinrun.parity.controls import renumber
-
-        return renumber
-    if name == "Tracer":
-        from twinrun.protocol.digests import Tracer
-
-        return Tracer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -40,24 +40,12 @@ HEADS = (
     ("q_proj", "k_proj", "v_proj", "out_proj"),
     ("wq", "wk", "wv", "wo"),
 )
+# How modules and their settings call the number of heads.
+COUNTS = ("num_heads", "n_heads", "num_attention_heads", "n_head")
 # MPT's, and the one that takes its heads.
 FUSED = ("Wqkv", "out_proj")
 # Children of Mamba's mixer that make channels and that take them, and its own parameters with a row for each.
 MIXER, STATES = (("in_proj", "conv1d", "dt_proj"), ("x_proj", "out_proj")), ("A_log", "D")
-# Modules that treat every feature alike.
-POINTWISE = (
-    "ReLU",
-    "GELU",
-    "SiLU",
-    "Tanh",
-    "Sigmoid",
-    "ELU",
-    "LeakyReLU",
-    "Mish",
-    "Dropout",
-    "Identity",
-    "NewGELU",
-)
 
 
 def renumber(model: nn.Module, seed: int, *, samples: bool = True) -> Order:
@@ -99,13 +87,8 @@ def renumber(model: nn.Module, seed: int, *, samples: bool = True) -> Order:
 def _permutations(module: nn.Module, draw: Any) -> Iterator[tuple[list[str], list[str], Tensor]]:
     """Yield parameters whose rows, and whose columns, take a new order, and that order."""
     import torch
-    from torch import nn
 
     names = dict(module.named_children())
-    if isinstance(module, nn.MultiheadAttention):
-        if module.in_proj_weight is not None:
-            yield _fused_heads(module, draw)
-        return
     for makers, taker in HIDDEN:
         if taker in names and all(_is_linear(names.get(one)) for one in makers) and _is_linear(names[taker]):
             features = _size(names[taker], 1)
@@ -122,8 +105,6 @@ def _permutations(module: nn.Module, draw: Any) -> Iterator[tuple[list[str], lis
     if names.keys() >= {*MIXER[0], *MIXER[1]}:
         channels = torch.randperm(_size(names[MIXER[1][0]], 1), generator=draw)
         yield [*_rows(names, MIXER[0]), *STATES], [f"{one}.weight" for one in MIXER[1]], channels
-    if isinstance(module, nn.Sequential):
-        yield from _chains(module, draw)
 
 
 def _rows(names: dict[str, nn.Module], makers: tuple[str, ...]) -> list[str]:
@@ -137,32 +118,25 @@ def _heads(
     """Yield the order of heads, those that share keys and values kept together."""
     import torch
 
-    for query, key, value, taker in HEADS:
-        if not all(_is_linear(names.get(one)) for one in (query, key, value, taker)):
-            continue
-        wide, narrow = _size(names[query], 0), _size(names[key], 0)
-        head = _head_size(module, wide)
-        if not head or wide % head or narrow % head or wide % narrow or _size(names[taker], 1) != wide:
-            return
-        if _size(names[value], 0) != narrow:
-            return
-        groups = torch.randperm(narrow // head, generator=draw)
-        shared = wide // narrow
-        keys = _spread(groups, head)
-        heads = _spread((groups[:, None] * shared + torch.arange(shared)).flatten(), head)
-        # Norms over all heads have a weight for each feature.
-        over_all = [
-            [f"{name}.weight" for name in normed if name in names and _norm_size(names[name]) == size]
-            for normed, size in ((("q_norm",), wide), (("k_norm",), narrow))
-        ]
-        yield _rows(names, (query,)) + (over_all[0] if wide > head else []), [f"{taker}.weight"], heads
-        yield _rows(names, (key, value)) + (over_all[1] if narrow > head else []), [], keys
+    known = [one for one in HEADS if all(_is_linear(names.get(name)) for name in one)]
+    if not known:
         return
+    query, key, value, taker = known[0]
+    wide, narrow, takes = _size(names[query], 0), _size(names[key], 0), _size(names[taker], 1)
+    head = _head_size(module, wide)
+    fits = (takes, _size(names[value], 0)) == (wide, narrow)
+    if not fits or not head or wide % head or narrow % head or wide % narrow:
+        return
+    groups, shared = torch.randperm(narrow // head, generator=draw), wide // narrow
+    heads = _spread((groups[:, None] * shared + torch.arange(shared)).flatten(), head)
 
+    def normed(name: str, size: int) -> list[str]:
+        """Return the weight of a norm over all heads, which has one for each feature."""
+        weight = getattr(names.get(name), "weight", None)
+        return [f"{name}.weight"] if weight is not None and weight.numel() == size > head else []
 
-def _norm_size(module: nn.Module) -> int:
-    weight = getattr(module, "weight", None)
-    return 0 if weight is None else int(weight.numel())
+    yield _rows(names, (query,)) + normed("q_norm", wide), [f"{taker}.weight"], heads
+    yield _rows(names, (key, value)) + normed("k_norm", narrow), [], _spread(groups, head)
 
 
 def _spread(order: Tensor, size: int) -> Tensor:
@@ -176,35 +150,9 @@ def _head_size(module: nn.Module, wide: int) -> int:
     """Return the features of a head, 0 where the module does not say."""
     if isinstance(size := getattr(module, "head_dim", None), int):
         return size
-    for holder in (module, getattr(module, "config", None)):
-        for name in ("num_heads", "n_heads", "num_attention_heads", "n_head"):
-            if isinstance(count := getattr(holder, name, None), int) and count and wide % count == 0:
-                return wide // count
-    return 0
-
-
-def _fused_heads(module: Any, draw: Any) -> tuple[list[str], list[str], Tensor]:
-    """Return the order of the heads of torch's own attention, which has one weight for all three."""
-    import torch
-
-    heads = _spread(torch.randperm(module.num_heads, generator=draw), module.head_dim)
-    names = ["in_proj_weight"] + (["in_proj_bias"] if module.in_proj_bias is not None else [])
-    return names, ["out_proj.weight"], heads
-
-
-def _chains(module: Any, draw: Any) -> Iterator[tuple[list[str], list[str], Tensor]]:
-    """Yield the features between two linear layers that follow each other."""
-    import torch
-
-    before: str | None = None
-    for name, child in module.named_children():
-        if _is_linear(child):
-            if before is not None and _size(module[int(before)], 0) == _size(child, 1):
-                order = torch.randperm(_size(child, 1), generator=draw)
-                yield _rows(dict(module.named_children()), (before,)), [f"{name}.weight"], order
-            before = name if name.isdecimal() else None
-        elif type(child).__name__ not in POINTWISE:
-            before = None
+    holders = (module, getattr(module, "config", None))
+    counts = (getattr(holder, name, None) for holder in holders for name in COUNTS)
+    return next((wide // one for one in counts if isinstance(one, int) and one and wide % one == 0), 0)
 
 
 def _is_linear(module: object) -> bool:

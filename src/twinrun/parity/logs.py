@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from pydantic import ConfigDict, Field
 
 from twinrun.foundation.errors import InputError, closest
-from twinrun.foundation.files import sha256_of_bytes
 from twinrun.foundation.manifest import Frozen, load_toml
 from twinrun.foundation.text import plural
 
@@ -22,13 +21,15 @@ _MOST_DECIMALS = 7
 _NUMBER = re.compile(
     r"[-+]?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)", re.IGNORECASE
 )
+# Some write the last step behind it: 5/100.
+_STEP_TEXT = re.compile(r"\s*\d{1,15}(\.0*|/\d+)?\s*")
 
 
 class LineFormat(Frozen):
     """How one program prints step and loss."""
 
     name: str
-    source: str
+    source: str = ""
     """Where the program prints the line."""
     sample: str = ""
     """File of tests/parity/samples."""
@@ -77,8 +78,6 @@ class LoggedCurve(Frozen):
     values: tuple[float, ...]
     unit: float
     """Smallest difference that the log can show; 0 where it holds numbers whole."""
-    digest: str
-    """SHA-256 of steps and values."""
     notes: tuple[str, ...] = ()
     """What was not read, or read in a way that a reader must know."""
 
@@ -90,10 +89,8 @@ class LoggedCurve(Frozen):
 
     def in_words(self) -> str:
         """Say what was taken from where."""
-        span = f"steps {self.steps[0]} to {self.steps[-1]}"
-        notes = "".join(f"; {one}" for one in self.notes)
-        count = plural(len(self.steps), "value")
-        return f"{self.source}: `{self.series}` of {self.format}, {count}, {span}{notes}"
+        span = f"{plural(len(self.steps), 'value')}, steps {self.steps[0]} to {self.steps[-1]}"
+        return "; ".join([f"{self.source}: `{self.series}` of {self.format}, {span}", *self.notes])
 
 
 @cache
@@ -107,30 +104,21 @@ def loss_number(text: str) -> LossStep | None:
     text = text.strip().rstrip(".,")
     if not _NUMBER.fullmatch(text):
         return None
-    comma = "," in text
     plain = text.replace(",", ".").lower()
     mantissa, _, exponent = plain.partition("e") if "n" not in plain else (plain, "", "")
     decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
-    return LossStep(0, float(plain), decimals, comma)
+    return LossStep(0, float(plain), decimals, "," in text)
 
 
 def point_of(step: Any, loss: Any) -> LossStep | None:
     """Return a point of two values of JSON or of a table; None where one of them is no number."""
-    if isinstance(step, str):
-        # Some write the last step behind it: 5/100.
-        step = float(step.partition("/")[0]) if re.fullmatch(r"\s*\d{1,15}(\.0*|/\d+)?\s*", step) else None
-    found = loss_number(loss) if isinstance(loss, str) else _whole(loss)
-    if found is None or isinstance(step, bool) or not isinstance(step, int | float):
+    if isinstance(step, str) and _STEP_TEXT.fullmatch(step):
+        step = float(step.partition("/")[0])
+    if isinstance(step, bool | str) or isinstance(loss, bool) or not isinstance(step, int | float):
         return None
-    if not math.isfinite(step) or step < 0 or step != int(step):
-        return None
-    return found._replace(step=int(step))
-
-
-def _whole(loss: Any) -> LossStep | None:
-    if isinstance(loss, bool) or not isinstance(loss, int | float):
-        return None
-    return loss_number(repr(loss))
+    found = loss_number(loss if isinstance(loss, str) else repr(loss))
+    whole = math.isfinite(step) and step >= 0 and step == int(step)
+    return found._replace(step=int(step)) if found and whole else None
 
 
 def curve_of(
@@ -150,83 +138,59 @@ def curve_of(
     Raises:
         InputError: there are none.
     """
-    losses: dict[int, float] = {}
-    most, overlaps, back, commas, last = -99, 0, 0, 0, -1
-    for one in points:
-        overlaps += one.step in losses
-        back += one.step < last and one.step not in losses
-        commas += one.comma
-        most = max(most, one.decimals)
-        losses[one.step] = one.loss
-        last = one.step
+    taken = list(points)
+    losses = {one.step: one.loss for one in taken}
     if not losses:
         raise no_loss(source)
-    steps = tuple(sorted(losses))
-    values = tuple(losses[step] for step in steps)
-    said = list(notes)
-    if overlaps:
-        said.append(f"{plural(overlaps, 'step')} logged more than once, the last one is taken")
-    if back:
-        said.append(f"{plural(back, 'step')} out of order, sorted")
-    if commas:
-        said.append("commas are read as decimal signs")
-    if wrong := sum(not math.isfinite(one) for one in values):
-        said.append(f"{plural(wrong, 'value')} not finite")
-    whole = exact or most >= _MOST_DECIMALS
+    steps, values = zip(*sorted(losses.items()), strict=True)
+    first = list(losses)
+    counts = (
+        (len(taken) - len(losses), "step", "logged more than once, the last one is taken"),
+        (sum(map(int.__lt__, first[1:], first)), "step", "out of order, sorted"),
+        (sum(not math.isfinite(one) for one in values), "value", "not finite"),
+    )
+    said = [*notes, *(f"{plural(count, noun)} {what}" for count, noun, what in counts if count)]
+    said += ["commas are read as decimal signs"] if any(one.comma for one in taken) else []
+    most = max(one.decimals for one in taken)
     return LoggedCurve(
         source=source,
         format=form,
         series=series,
         steps=steps,
         values=values,
-        unit=0.0 if whole else 10.0**-most,
-        digest=sha256_of_bytes(repr((steps, values)).encode()),
+        unit=0.0 if exact or most >= _MOST_DECIMALS else 10.0**-most,
         notes=tuple(said),
     )
 
 
-def no_loss(
-    source: str, *, series: str = "", known: Iterable[str] = (), lines: Sequence[str] = ()
-) -> InputError:
-    """Return the error of a log in which no loss was found, with the first of its lines."""
+def no_loss(source: str, known: Iterable[str] = (), *, series: str = "") -> InputError:
+    """Return the error of a log in which no loss was found, or not the one that was asked for."""
     names = sorted(known)
-    if lines:
-        return InputError(
-            "no step with a loss in it" if not series else f"no line says what {series} asks for",
-            place=source,
-            found=list(lines),
-            allowed=[*(one.name for one in formats().format), "CSV", "JSON", "TensorBoard", "W&B", "records"],
-            hint=r"--pattern 'it (?P<step>\d+) .*ce=(?P<loss>[\d.]+)' reads lines of any program",
-        )
     if series:
-        return InputError(
-            "no such series", place=source, found=series, allowed=names, hint=closest(series, names)
-        )
-    if names:
-        hint = f"--series NAME takes one of these: {', '.join(names[:12])}"
-        return InputError("no series here is known to be the loss", place=source, found=names[:40], hint=hint)
-    return InputError("no step with a loss in it", place=source)
+        hint = closest(series, names)
+        return InputError("no such series", place=source, found=series, allowed=names, hint=hint)
+    hint = f"--series NAME takes another loss; the step is called one of {', '.join(formats().keys.step)}"
+    message = "no step with a loss in it"
+    return InputError(message, place=source, found=names[:40] or None, hint=hint if names else None)
+
+
+def usual_loss(names: Iterable[str]) -> str:
+    """Return which of `names` is the loss, the most usual first; empty where none is, or several may be."""
+    known = dict.fromkeys(names)
+    # As W&B exports a column: `RUN - train/loss`, beside it `RUN - train/loss__MIN` and `__MAX`.
+    other = re.compile("eval|val|test|aux|__(min|max)$", re.IGNORECASE)
+    like = [one for one in known if "loss" in one.lower() and not other.search(one)]
+    found = next((name for name in formats().keys.loss if name in known), "")
+    return found or (like[0] if len(like) == 1 else "")
 
 
 def series_called(names: Iterable[str], wanted: str, *, source: str) -> str:
-    """Return which of `names` is the loss: the one asked for, else the most usual; raises InputError."""
+    """Return the series that is asked for, else the usual loss; raises InputError."""
     known = dict.fromkeys(names)
-    if wanted:
-        if wanted not in known:
-            raise no_loss(source, series=wanted, known=known)
-        return wanted
-    for name in formats().keys.loss:
-        if name in known:
-            return name
-    # As W&B exports a column: `RUN - train/loss`, beside it `RUN - train/loss__MIN` and `__MAX`.
-    like = [
-        one
-        for one in known
-        if "loss" in one.lower() and not re.search("eval|val|test|aux|__(min|max)$", one, re.IGNORECASE)
-    ]
-    if len(like) == 1:
-        return like[0]
-    raise no_loss(source, known=like or known)
+    found = wanted or usual_loss(known)
+    if found not in known:
+        raise no_loss(source, known, series=wanted)
+    return found
 
 
 def step_key(row: Mapping[str, Any]) -> str | None:
@@ -249,17 +213,17 @@ def format_of(*, series: str = "", pattern: str = "") -> LineFormat | None:
     """
     if not series and not pattern:
         return None
-    patterns = (pattern,) if pattern else (_STEP, rf"(?<![\w/]){re.escape(series)}{_LOSS}")
+    if not pattern:
+        patterns = (_STEP, rf"(?<![\w/]){re.escape(series)}{_LOSS}")
+        return LineFormat(name=f"--series {series}", patterns=patterns)
     try:
-        known = {name for one in patterns for name in re.compile(one).groupindex}
+        if "loss" not in re.compile(pattern).groupindex:
+            raise re.error("no group `loss`")
     except re.error as error:
-        raise InputError(f"no regular expression: {error}", place="--pattern", found=pattern) from None
-    if "loss" not in known:
         hint = r"for example 'it (?P<step>\d+) .*ce=(?P<loss>[\d.]+)'"
-        raise InputError("no group `loss`", place="--pattern", found=pattern, hint=hint)
-    return LineFormat(
-        name=f"--series {series}" if series else "--pattern", source="", sample="", patterns=patterns
-    )
+        message = f"no regular expression of a loss: {error}"
+        raise InputError(message, place="--pattern", found=pattern, hint=hint) from None
+    return LineFormat(name="--pattern", patterns=(pattern,))
 
 
 def read_lines(lines: Iterable[str], *, source: str, asked: LineFormat | None = None) -> LoggedCurve:
@@ -278,72 +242,93 @@ def read_lines(lines: Iterable[str], *, source: str, asked: LineFormat | None = 
         if len(readers) > 1 and (settled := [one for one in readers if len(one.points) >= _SETTLED]):
             readers = settled[:1]
     best = max(readers, key=lambda one: len(one.points))
-    if not best.points:
-        raise no_loss(source, series=asked.name if asked else "", lines=first)
-    name = f"lines ({best.format.name})"
-    return curve_of(best.points, source=source, form=name, series="loss", notes=best.notes)
+    if best.points:
+        form = f"lines ({best.format.name})"
+        return curve_of(best.points, source=source, form=form, series="loss", notes=best.notes())
+    raise InputError(
+        f"no line says what {asked.name} asks for" if asked else "no step with a loss in it",
+        place=source,
+        found=first,
+        allowed=[*(one.name for one in formats().format), "CSV", "JSON", "TensorBoard", "W&B", "records"],
+        hint=r"--pattern 'it (?P<step>\d+) .*ce=(?P<loss>[\d.]+)' reads lines of any program",
+    )
 
 
 class _LineReader:
     """Collects the losses of one format."""
 
     def __init__(self, form: LineFormat) -> None:
-        self.format = form
-        self.points: list[LossStep] = []
+        self.format, self.points = form, list[LossStep]()
         self._patterns = [re.compile(one) for one in form.patterns]
         self._counted = not any("step" in one.groupindex for one in self._patterns)
         self._step: int | None = None
-        self._epoch = 0
-        self._unread = 0
+        self._epoch = self._unread = 0
 
-    @property
-    def notes(self) -> list[str]:
-        said = ["steps are counted, for the lines have none"] if self._counted else []
-        return said + ([f"{plural(self._unread, 'line')} whose loss is no number"] if self._unread else [])
+    def notes(self) -> Iterator[str]:
+        """Yield what a reader of the curve must know."""
+        if self._counted:
+            yield "steps are counted, for the lines have none"
+        if self._unread:
+            yield f"{plural(self._unread, 'line')} whose loss is no number"
 
     def read(self, line: str) -> None:
         """Take what a line says."""
-        for pattern in self._patterns:
-            if not (found := pattern.search(line)):
-                continue
+        for found in filter(None, (pattern.search(line) for pattern in self._patterns)):
             groups = found.groupdict()
             self._epoch = int(groups.get("epoch") or self._epoch)
             if (step := groups.get("step")) and len(step) < 16:
                 # Bars count anew in each epoch.
                 self._step = int(step.replace(",", "")) + self._epoch * int(groups.get("of") or 0)
-            if (text := groups.get("loss")) is not None:
-                self._add(loss_number(text))
+            if (text := groups.get("loss")) is None:
+                continue
+            place = len(self.points) + 1 if self._counted else self._step
+            loss = loss_number(text)
+            if loss is None or place is None:
+                self._unread += 1
+            else:
+                self.points.append(loss._replace(step=place))
 
-    def _add(self, loss: LossStep | None) -> None:
-        step = len(self.points) + 1 if self._counted else self._step
-        if loss is None or step is None:
-            self._unread += 1
-        else:
-            self.points.append(loss._replace(step=step))
+
+def text_lines(stream: IO[bytes], *, longest: int = 1 << 20) -> Iterator[str]:
+    """Yield the lines of a binary stream, those of bars that write over themselves too; long ones are cut."""
+    with io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace") as text:
+        while line := text.readline(longest):
+            yield line
 
 
-def text_lines(stream: Any, *, longest: int = 1 << 20) -> Iterator[str]:
-    """Yield the lines of a binary stream, those of bars that write over themselves too.
+def rows_curve(
+    rows: Iterable[dict[str, Any]],
+    series: str,
+    *,
+    source: str,
+    names: Iterable[str] = (),
+    notes: Sequence[str] = (),
+    **told: Any,
+) -> LoggedCurve:
+    """Return the curve of rows with keys; rows of other quantities lack the loss, empty ones are unread.
 
-    A line over `longest` bytes is cut into several.
+    Args:
+        names: all that the rows may have, where it is known.
+        notes: see `LoggedCurve`; what the rows add to them while they are read is said too.
+        told: see `curve_of`.
     """
-    rest, first = b"", True
-    while block := stream.read(1 << 16):
-        *lines, rest = (rest + block.replace(b"\r", b"\n")).split(b"\n")
-        if len(rest) > longest:
-            lines, rest = [*lines, rest], b""
-        for line in lines:
-            yield _text(line, first) + "\n"
-            first = False
-    if rest:
-        yield _text(rest, first)
-
-
-def _text(line: bytes, first: bool) -> str:
-    text = line.decode("utf-8", errors="replace")
-    return text.removeprefix("\ufeff") if first else text
-
-
-def log_name(path: Path) -> str:
-    """Return a path as the user wrote it, for messages."""
-    return os.fspath(path)
+    loss, points, unread = series, list[LossStep](), 0
+    known, own = dict.fromkeys(names), dict[str, None]()
+    for row in rows:
+        unread += not row
+        step = step_key(row)
+        if not loss or loss not in row:
+            known |= dict.fromkeys(name for name, value in row.items() if isinstance(value, int | float))
+            loss = loss or usual_loss(name for name in row if name != step)
+        if step is not None and loss in row:
+            own[str(row.get("point", ""))] = None
+            one = point_of(row[step], row[loss])
+            points += [one] if one else []
+            unread += one is None
+    if len(own) > 1:
+        hint = "name the run folder or its record"
+        raise InputError("lines of several points", place=source, found=list(own)[:12], hint=hint)
+    if not points:
+        raise no_loss(source, known, series=series)
+    said = [f"{plural(unread, 'row')} not read", *notes] if unread else notes
+    return curve_of(points, source=source, series=loss, notes=said, **told)

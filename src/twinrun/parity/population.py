@@ -23,7 +23,7 @@ _ALIKE = 5.0
 # Windows that may show it: up to ten steps.
 _FIRST = 3
 # Two losses of fp32 are no closer than this.
-_ROUNDING = 1.2e-7
+ROUNDING = 1.2e-7
 
 
 class Distances(NamedTuple):
@@ -69,20 +69,14 @@ def population() -> tuple[CleanPair, ...]:
     """Return the clean pairs that come with twinrun."""
     with Path(__file__).with_name("clean_pairs.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
-    return tuple(
-        CleanPair(
-            row["source"],
-            row["training"],
-            row["precision"],
-            Distances(*(_read(row, name) for name in Distances._fields)),
-        )
-        for row in rows
+    return tuple(CleanPair(row["source"], row["training"], row["precision"], _distances(row)) for row in rows)
+
+
+def _distances(row: dict[str, str]) -> Distances:
+    cells = ([row.get(f"{name} {end}", "-") for end in WINDOWS] for name in Distances._fields)
+    return Distances(
+        *(tuple(float(one or "nan") for one in takewhile(lambda one: one != "-", row)) for row in cells)
     )
-
-
-def _read(row: dict[str, str], name: str) -> tuple[float, ...]:
-    cells = (row.get(f"{name} {end}", "-") for end in WINDOWS)
-    return tuple(float(cell or "nan") for cell in takewhile(lambda cell: cell != "-", cells))
 
 
 def comparable(
@@ -95,7 +89,7 @@ def comparable(
         unseen: largest difference that the logs do not show.
     """
     pairs = [pair for pair in pairs if precision in (None, pair.precision)]
-    floor = max(unseen, _ROUNDING)
+    floor = max(unseen, ROUNDING)
     first = next((n for n, one in enumerate(found.apart) if math.isfinite(one)), 0)
     # As long as nothing beyond the last digits is there, rounding is all that the first steps show.
     place = max((n for n, one in enumerate(found.apart[:_FIRST]) if one <= 8 * floor), default=first)
@@ -103,15 +97,10 @@ def comparable(
     if place == 0 and len(found.apart) >= _FIRST and found.apart[2] < 4 * found.apart[1]:
         # A first loss may be equal by chance; what does not grow from then on is rounding too.
         places.add(1)
-    alike = [
-        pair
-        for pair in pairs
-        if any(
-            place < len(pair.distances.apart)
-            and 1 / _ALIKE
-            <= max(pair.distances.apart[place], floor) / max(found.apart[place], floor)
-            <= _ALIKE
-            for place in places
-        )
-    ]
-    return alike if len(alike) >= LEAST_PAIRS else list(pairs)
+
+    def alike(pair: CleanPair, place: int) -> bool:
+        mine, theirs = max(found.apart[place], floor), pair.distances.apart[place : place + 1]
+        return any(1 / _ALIKE <= max(one, floor) / mine <= _ALIKE for one in theirs)
+
+    near = [pair for pair in pairs if any(alike(pair, place) for place in places)]
+    return near if len(near) >= LEAST_PAIRS else list(pairs)

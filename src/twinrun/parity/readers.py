@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import struct
 import tempfile
@@ -12,25 +13,20 @@ import urllib.parse
 import urllib.request
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, cast
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import open_regular, parse_json, read_regular
-from twinrun.foundation.text import plural
 from twinrun.parity.logs import (
     LoggedCurve,
-    LossStep,
-    curve_of,
     format_of,
-    formats,
-    log_name,
     loss_number,
     no_loss,
-    point_of,
     read_lines,
+    rows_curve,
     series_called,
     step_key,
     text_lines,
@@ -40,7 +36,9 @@ from twinrun.parity.logs import (
 LARGEST_JSON = 1 << 28
 _HEAD = 1 << 16
 _ADDRESS = re.compile(r"(https?):/+")
-_EVENTS, _OFFLINE = "*tfevents*", "*.wandb"
+_EVENTS = "*tfevents*"
+# What is looked for in a folder; W&B and TensorBoard also below it.
+_LOGS = (_EVENTS, "*.wandb", "trainer_state.json", "metrics.jsonl")
 
 
 def read_log(path: Path, *, series: str = "", pattern: str = "") -> LoggedCurve:
@@ -55,22 +53,21 @@ def read_log(path: Path, *, series: str = "", pattern: str = "") -> LoggedCurve:
     Raises:
         InputError: no such file, not a regular file, or no loss in it.
     """
-    source = log_name(path)
+    source = os.fspath(path)
     if _ADDRESS.match(source):
         return _read_address(source, series, pattern)
     asked = format_of(pattern=pattern)
     try:
-        if path.is_dir():
-            return _read_folder(path, series)
-        if ".tfevents." in path.name:
-            return _tensorboard([path], series, source=source)
-        with open_regular(path, links=True) as raw:
+        files = _files_of(path) if path.is_dir() else [path]
+        if ".tfevents." in files[0].name:
+            return _tensorboard(files, series, source=source)
+        with open_regular(files[0], links=files == [path]) as raw:
             head = raw.read(_HEAD) or b""
             raw.seek(0)
             with io.BufferedReader(cast("io.RawIOBase", raw)) as stream:
                 if asked:
                     return read_lines(text_lines(stream), source=source, asked=asked)
-                return _read_file(stream, head, path, series)
+                return _read_file(stream, head.removeprefix(BOM_UTF8), files[0], series, source)
     except OSError as error:
         allowed = "a record, a run folder, or a log of another program"
         raise InputError("not a log", place=source, found=error.strerror, allowed=allowed) from None
@@ -78,50 +75,37 @@ def read_log(path: Path, *, series: str = "", pattern: str = "") -> LoggedCurve:
         raise InputError(f"not a log: {error}", place=source) from None
 
 
-def _read_folder(path: Path, series: str) -> LoggedCurve:
-    if events := sorted(path.rglob(_EVENTS), key=lambda one: one.name):
-        if len(folders := {one.parent for one in events}) > 1:
-            names = sorted(str(one) for one in folders)
-            raise InputError(
-                "event files of several runs", place=log_name(path), found=names, hint="name one folder"
-            )
-        return _tensorboard(events, series, source=log_name(path))
-    if offline := sorted(path.rglob(_OFFLINE)):
-        if len(offline) > 1:
-            raise InputError(
-                "several offline runs", place=log_name(path), found=offline, hint="name one folder"
-            )
-        with open_regular(offline[0]) as raw:
-            return _offline(raw, series, source=log_name(path))
-    for name in ("trainer_state.json", "metrics.jsonl"):
-        if (path / name).exists():
-            return read_log(path / name, series=series)
-    raise InputError(
-        "no log in this folder",
-        place=log_name(path),
-        allowed=[f"{_EVENTS} of TensorBoard", f"{_OFFLINE} of W&B", "trainer_state.json", "metrics.jsonl"],
-        hint="name the file itself",
-    )
+def _files_of(folder: Path) -> list[Path]:
+    """Return the log of a run in its folder; a resumed run has several event files in one."""
+    for name in _LOGS:
+        found = sorted(folder.rglob(name) if "*" in name else folder.glob(name), key=lambda one: one.name)
+        runs = {one.parent for one in found} if name == _EVENTS else found
+        if len(runs) > 1:
+            names = sorted(map(str, runs))
+            raise InputError("several runs", place=str(folder), found=names, hint="name one of them")
+        if found:
+            return found
+    hint = "name the file itself"
+    raise InputError("no log in this folder", place=str(folder), allowed=list(_LOGS), hint=hint)
 
 
-def _read_file(stream: IO[bytes], head: bytes, path: Path, series: str) -> LoggedCurve:
-    source = log_name(path)
-    head = head.removeprefix(BOM_UTF8)
+def _read_file(stream: IO[bytes], head: bytes, path: Path, series: str, source: str) -> LoggedCurve:
     if head.startswith(b":W&B"):
         return _offline(stream, series, source=source)
     if b"\0" in head:
         raise InputError("neither text nor a log that is known", place=source, found="zero bytes")
-    start = head.lstrip()[:1]
-    first = head.split(b"\n", 1)[0].strip()
+    start, first = head.lstrip()[:1], head.split(b"\n", 1)[0].strip()
     # A dictionary as Python prints it is no JSON.
     row = _json_or_none(first) if start == b"{" else None
     tables = row.values() if isinstance(row, dict) else ()
     if row is not None and "log_history" not in row and not any(map(_is_golden, tables)):
-        return _json_lines(stream, series, source=source)
+        return rows_curve(_json_rows(stream), series, source=source, form="JSON lines")
     if row is not None or (start in {b"{", b"["} and (path.suffix == ".json" or first in {b"{", b"["})):
         return _json(read_regular(path, limit=LARGEST_JSON, links=True), series, source=source)
     if sign := _separator(first.decode("utf-8", errors="replace")):
-        return _table(stream, sign, series, source=source)
+        table = csv.DictReader(text_lines(stream), delimiter=sign, skipinitialspace=True)
+        rows, names = _table_rows(table, sign, source), table.fieldnames or ()
+        return rows_curve(rows, series, source=source, form="a table", names=names)
     return read_lines(text_lines(stream), source=source, asked=format_of(series=series))
 
 
@@ -158,117 +142,51 @@ def _separator(header: str) -> str:
     return ""
 
 
-def _table(stream: IO[bytes], sign: str, series: str, *, source: str) -> LoggedCurve:
-    rows = csv.DictReader(text_lines(stream), delimiter=sign, skipinitialspace=True)
-
-    def named() -> Iterator[dict[str, Any]]:
-        for row in rows:
-            if None in row and sign == ",":
-                raise InputError(
-                    "a row has more fields than the header",
-                    place=f"{source}:{rows.line_num}",
-                    allowed=f"{len(rows.fieldnames or ())} fields",
-                    hint="where decimals have commas, separate columns by semicolons",
-                )
-            # Exports leave the cell empty at steps that another series has.
-            yield {name.strip(): cell for name, cell in row.items() if name and cell}
-
-    return _rows(named(), series, source=source, form="a table", names=rows.fieldnames or ())
-
-
-def _unread(count: int, what: str) -> list[str]:
-    return [f"{plural(count, what)} not read"] if count else []
-
-
-def _json_lines(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
-    own = dict[str, None]()
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for line in filter(str.strip, text_lines(stream)):
-            row = _json_or_none(line)
-            # Control runs of ours stand in the file of the run itself.
-            if isinstance(row, dict) and not row.get("control"):
-                own[str(row.get("point", ""))] = None
-            if not isinstance(row, dict) or not row.get("control"):
-                yield row if isinstance(row, dict) else {}
-
-    found = _rows(rows(), series, source=source, form="JSON lines")
-    if len(own) > 1:
-        raise InputError(
-            "lines of several points, each with steps of its own",
-            place=source,
-            found=list(own)[:12],
-            allowed="lines of one",
-            hint="name the run folder or its record",
-        )
-    return found
-
-
-def _rows(
-    rows: Iterable[dict[str, Any]], series: str, *, source: str, form: str, names: Iterable[str] = ()
-) -> LoggedCurve:
-    """Return the curve of rows with keys; rows of other quantities lack the loss, empty ones are unread."""
-    loss, points, stepped, unread = series, list[LossStep](), False, 0
-    known = dict.fromkeys(names)
+def _table_rows(rows: csv.DictReader[str], sign: str, source: str) -> Iterator[dict[str, Any]]:
     for row in rows:
-        unread += not row
-        step = step_key(row)
-        stepped = stepped or step is not None
-        if not loss or loss not in row:
-            known |= dict.fromkeys(name for name, value in row.items() if isinstance(value, int | float))
-            loss = loss or _first_loss(row, source)
-        if step is None or loss not in row:
-            continue
-        if one := point_of(row[step], row[loss]):
-            points.append(one)
-        else:
-            unread += 1
-    if not points and known and not stepped:
-        raise InputError(
-            "no key here is known to be the step",
-            place=source,
-            found=list(known)[:40],
-            allowed=list(formats().keys.step),
-        )
-    if not points:
-        raise no_loss(source, series=series, known=known)
-    return curve_of(points, source=source, form=form, series=loss, notes=_unread(unread, "row"))
+        if None in row and sign == ",":
+            place, hint = (
+                f"{source}:{rows.line_num}",
+                "where decimals have commas, separate columns by semicolons",
+            )
+            raise InputError("a row has more fields than the header", place=place, hint=hint)
+        # Exports leave the cell empty at steps that another series has.
+        yield {name.strip(): cell for name, cell in row.items() if name and cell}
 
 
-def _first_loss(row: dict[str, Any], source: str) -> str:
-    try:
-        return series_called((name for name in row if name != step_key(row)), "", source=source)
-    except InputError:
-        return ""
+def _json_rows(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
+    for line in filter(str.strip, text_lines(stream)):
+        row = _json_or_none(line)
+        # Control runs of ours stand in the file of the run itself.
+        if not isinstance(row, dict) or not row.get("control"):
+            yield row if isinstance(row, dict) else {}
 
 
 def _json(content: bytes, series: str, *, source: str) -> LoggedCurve:
-    data = parse_json(content)
-    form = "JSON"
+    data, form = parse_json(content), "JSON"
     if isinstance(data, dict) and isinstance(data.get("log_history"), list):
         data, form = data["log_history"], "trainer_state.json"
     if isinstance(data, dict):
-        return _golden(data, series, source=source)
+        tables = {name: one for name, one in data.items() if _is_golden(one)}
+        series, form = series_called(tables, series, source=source), "golden values"
+        data = _golden_rows(tables[series], series)
     if not isinstance(data, list):
         raise no_loss(source)
-    return _rows((one if isinstance(one, dict) else {} for one in data), series, source=source, form=form)
+    rows = (one if isinstance(one, dict) else {} for one in data)
+    return rows_curve(rows, series, source=source, form=form)
 
 
 def _is_golden(table: Any) -> bool:
     return isinstance(table, dict) and isinstance(table.get("values"), dict | list)
 
 
-def _golden(data: dict[str, Any], series: str, *, source: str) -> LoggedCurve:
-    """Return a curve of Megatron-LM's golden values: values by step, or a list with its first step."""
-    tables = {name: one for name, one in data.items() if _is_golden(one)}
-    name = series_called(tables, series, source=source)
-    values = tables[name]["values"]
+def _golden_rows(table: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return rows of Megatron-LM's golden values: values by step, or a list with its first step."""
+    values = table["values"]
     if isinstance(values, list):
-        first, gap = tables[name].get("start_step", 0), tables[name].get("step_interval", 1)
+        first, gap = table.get("start_step", 0), table.get("step_interval", 1)
         values = {str(first + place * gap): one for place, one in enumerate(values)}
-    points = [found for step, one in values.items() if (found := point_of(step, one))]
-    unread = _unread(len(values) - len(points), "value")
-    return curve_of(points, source=source, form="golden values", series=name, notes=unread)
+    return [{"step": step, name: one} for step, one in values.items()]
 
 
 def _demand(package: str, install: str, *, source: str) -> None:
@@ -282,23 +200,23 @@ def _tensorboard(files: list[Path], series: str, *, source: str) -> LoggedCurve:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader, RawEventFileLoader
     from tensorboard.util.tensor_util import make_ndarray
 
-    found: dict[str, list[LossStep]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     notes: list[str] = []
     for file in files:
         with open_regular(file, links=True):
             pass
         # A length and two checksums stand around each event.
         read = sum(len(event) + 16 for event in RawEventFileLoader(str(file)).Load())
+        if read < file.stat().st_size:
+            notes.append(f"{file.name} is damaged or cut at byte {read} of {file.stat().st_size}")
         for event in EventFileLoader(str(file)).Load():
             for value in event.summary.value:
                 if value.metadata.plugin_data.plugin_name == "scalars":
-                    # An event file holds fp32.
-                    number_of = float(make_ndarray(value.tensor).reshape(-1)[0])
-                    found.setdefault(value.tag, []).append(LossStep(event.step, number_of, -1))
-        if read < file.stat().st_size:
-            notes.append(f"{file.name} is damaged or cut at byte {read} of {file.stat().st_size}")
+                    number = float(make_ndarray(value.tensor).reshape(-1)[0])
+                    found.setdefault(value.tag, []).append({"step": event.step, value.tag: number})
     tag = series_called(found, series, source=source)
-    return curve_of(found[tag], source=source, form="TensorBoard", series=tag, notes=notes, exact=True)
+    # An event file holds fp32.
+    return rows_curve(found[tag], tag, source=source, form="TensorBoard", notes=notes, exact=True)
 
 
 def _offline(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
@@ -306,25 +224,19 @@ def _offline(stream: IO[bytes], series: str, *, source: str) -> LoggedCurve:
     _demand("wandb", "pip install wandb", source=source)
     from wandb.proto.wandb_internal_pb2 import Record
 
-    rows: list[dict[str, Any]] = []
-    ended = False
-    for content in log_entries(stream):
-        line = Record()
-        line.ParseFromString(content)
-        ended = ended or line.HasField("exit")
-        if not line.HasField("history"):
-            continue
-        row: dict[str, Any] = {"_step": line.history.step.num}
-        for item in line.history.item:
-            row[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
-        rows.append(row)
-    found = _rows(rows, series, source=source, form="a W&B offline run")
-    notes = (
-        found.notes
-        if ended
-        else (*found.notes, "the file ends, or is damaged, before the end of the run: later steps may lack")
-    )
-    return found.model_copy(update={"unit": 0.0, "notes": notes})
+    notes = ["the file ends, or is damaged, before the end of the run: later steps may lack"]
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for content in log_entries(stream):
+            line = Record()
+            line.ParseFromString(content)
+            if line.HasField("exit"):
+                notes.clear()
+            if line.HasField("history"):
+                items = {one.key or ".".join(one.nested_key): one.value_json for one in line.history.item}
+                yield {"_step": line.history.step.num} | {key: json.loads(one) for key, one in items.items()}
+
+    return rows_curve(rows(), series, source=source, form="a W&B offline run", notes=notes, exact=True)
 
 
 def log_entries(stream: IO[bytes]) -> Iterator[bytes]:
@@ -343,9 +255,8 @@ def log_entries(stream: IO[bytes]) -> Iterator[bytes]:
             return
         checksum, length, kind = struct.unpack("<IHB", head)
         content = stream.read(length)
-        if len(content) < length or kind == 0:
-            return
-        if zlib.crc32(content, zlib.crc32(head[-1:])) != checksum:
+        whole = len(content) == length and kind != 0
+        if not whole or zlib.crc32(content, zlib.crc32(head[-1:])) != checksum:
             return
         place += header + length
         # 1 is a whole entry, 2 the first part of one, 3 a further and 4 the last.

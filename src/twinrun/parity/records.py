@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from twinrun.foundation.errors import InputError
-from twinrun.foundation.files import open_regular, sha256_of_bytes
-from twinrun.foundation.text import plural
-from twinrun.parity.answer import CurveAnswer, cannot_say
-from twinrun.parity.causes import cause_of
-from twinrun.parity.logs import LoggedCurve
+from twinrun.foundation.files import open_regular
+from twinrun.parity.answer import CurveAnswer, cannot_say, cause_of, differ, one_curve
+from twinrun.parity.logs import LoggedCurve, LossStep, curve_of
 from twinrun.parity.population import signed_distances
 from twinrun.parity.readers import read_log
 from twinrun.planning.project import Project
 from twinrun.results.parity import METRIC, CurveParity, curves_of
 from twinrun.results.reading import read_record
-from twinrun.workloads.curve_distance import Parity, Window
 
 # A record begins with its version, which stands in the first bytes whatever else it has.
 _HEAD = 4096
@@ -46,68 +43,35 @@ def read_curves(
     if not (found := curves_of(read_record(path, project))):
         raise InputError(f"the record has no {METRIC} by step", place=str(path))
     name, last = found[-1]
-    repeats = [(f"{name}, control {number}", one) for number, one in enumerate(last.controls, start=1)]
-    curves, further = (
-        [
-            LoggedCurve(
-                source=str(path),
-                format="a record",
-                series=series,
-                steps=tuple(range(1, len(values) + 1)),
-                values=values,
-                unit=0.0,
-                digest=sha256_of_bytes(repr(values).encode()),
-            )
-            for series, values in several
-        ]
-        for several in ([(name, one.values) for name, one in found], repeats)
-    )
-    return curves, further
+    named = [(point, one.values) for point, one in found]
+    named += [(f"{name}, control {number}", one) for number, one in enumerate(last.controls, start=1)]
+    told: dict[str, Any] = {"source": str(path), "form": "a record", "exact": True}
+    curves = [
+        curve_of((LossStep(*one, -1) for one in enumerate(values, start=1)), series=series, **told)
+        for series, values in named
+    ]
+    return curves[: len(found)], curves[len(found) :]
 
 
 def answer_between(held: CurveParity) -> CurveAnswer:
     """Return what two curves of records say of each other, with what they have in common."""
-    a, b, differs = held.a, held.b, held.parity.differs
-    fields = ("configuration", *sorted({**a.origins, **b.origins}))
+    a, b, parity = held.a, held.b, held.parity
     steps = range(1, min(len(a.values), len(b.values)) + 1)
-    same = [f"{name}: {'others' if name in differs else 'the same'}" for name in fields]
-    counted = f"{len(steps)} steps of {len(a.values)} and {len(b.values)}"
-    return answer_of(held.parity, steps, a.values, b.values, compared=(*same, counted))
-
-
-def answer_of(
-    held: Parity, steps: Sequence[int], a: Sequence[float], b: Sequence[float], *, compared: tuple[str, ...]
-) -> CurveAnswer:
-    """Return the answer that follows from a parity of two records, `steps` being those of `a` and `b`."""
-    over = [window for window in held.windows if window.share > 1]
-    found: CurveAnswer
-    if held.outcome == "inside" and (window := held.worst):
-        sentence = (
-            f"One curve: over {plural(window.steps, 'step')} at most {window.distance:.2g} apart, where one"
-            f" more of {plural(len(window.controls), 'control run')} would be up to {window.envelope:.2g}."
-        )
-        found = CurveAnswer(outcome="one curve", sentence=sentence, errors=window.errors)
-    elif held.outcome == "start":
-        sentence = f"They differ from the first step on: {held.reason}."
-        found = CurveAnswer(outcome="differ", sentence=sentence, step=steps[0])
+    over = [window for window in parity.windows if window.share > 1]
+    found = cannot_say(parity.reason)
+    if parity.outcome == "inside":
+        found = one_curve(parity.reason)
+    elif parity.outcome == "start":
+        found = differ(1, parity.reason)
     # A control run beyond the bound leaves the envelope cut: nothing is said of a curve outside it.
-    elif over and held.outcome in {"outside", "other-run"}:
-        place = min(_first_outside(a, b, window) for window in over)
-        far = max(over, key=lambda one: one.errors)
-        because = "".join(f"; {name} {sides}" for name, sides in held.differs.items())
-        sentence = (
-            f"They differ from step {steps[place]} on: {far.distance:.2g} apart at step"
-            f" {steps[far.step - 1]}, which is {far.errors:.1f} standard errors above the middle of"
-            f" {plural(len(far.controls), 'control run')}, of which a further one would be up to"
-            f" {far.envelope:.2g}{because}."
-        )
-        found = CurveAnswer(outcome="differ", sentence=sentence, step=steps[place], errors=far.errors)
-    else:
-        found = cannot_say(held.reason)
-    cause = cause_of(steps, a, b, onset=found.step) if found.step is not None else None
-    return found.model_copy(update={"compared": compared, "parity": held, "cause": cause})
-
-
-def _first_outside(a: Sequence[float], b: Sequence[float], window: Window) -> int:
-    apart = signed_distances(a[: window.steps], b[: window.steps])
-    return next((place for place, one in enumerate(apart) if abs(one) > window.envelope), window.step - 1)
+    elif over and parity.outcome in {"outside", "other-run"}:
+        first = min(over, key=lambda one: one.steps)
+        apart = signed_distances(a.values[: first.steps], b.values[: first.steps])
+        outside = (step for step, one in enumerate(apart, start=1) if abs(one) > first.envelope)
+        found = differ(next(outside, first.step), parity.reason)
+    fields = ("configuration", *sorted({**a.origins, **b.origins}))
+    same = [f"{name}: {'others' if name in parity.differs else 'the same'}" for name in fields]
+    same.append(f"{len(steps)} steps of {len(a.values)} and {len(b.values)}")
+    ends = (one.values[: len(steps)] for one in (a, b))
+    cause = cause_of(steps, *ends, onset=found.step) if found.step is not None else None
+    return found.model_copy(update={"compared": tuple(same), "parity": parity, "cause": cause})

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from twinrun.foundation.errors import InputError
+from twinrun.foundation.errors import InputError, require_equal
 from twinrun.foundation.files import open_regular
-from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import plural
-from twinrun.parity.answer import CODES, CurveAnswerOutcome
+from twinrun.parity.answer import CurveAnswer
 from twinrun.workloads.curve_distance import LEAST_CONTROLS
 
 TRACE_FORMAT = "twinrun-trace/1"
@@ -24,8 +24,7 @@ FINEST = 1e-6
 REACH = 7.0
 # No digest is outside that is not this many times as far as the farthest control run.
 LEAST_RATIO = 4.0
-# A step may be a line of a large model: thousands of layers, a hundred bytes each.
-_LONGEST = 1 << 26
+_WHERE = {"weights": "before the step", "forward": "in the forward pass", "backward": "in the backward pass"}
 
 Digests = dict[str, tuple[float, ...]]
 """By name `weights LAYER`, `forward LAYER` or `backward LAYER`, in the order of a step: norm, projections."""
@@ -39,34 +38,25 @@ class Trace(NamedTuple):
     steps: dict[int, Digests]
 
 
-class Onset(Frozen):
+class Onset(CurveAnswer):
     """Where two runs begin to differ."""
 
-    outcome: CurveAnswerOutcome
-    sentence: str
-    step: int | None = None
     phase: str | None = None
     """`weights`, before the step; `forward`; or `backward`."""
     layer: str | None = None
-    errors: float | None = None
-    """Standard errors above the middle of the control runs; null where one of the two is not finite."""
-
-    @property
-    def code(self) -> int:
-        """Exit code of the command."""
-        return CODES[self.outcome]
 
 
 def read_trace(path: Path) -> Trace:
     """Return the trace in a file; raises InputError for none."""
     source = str(path)
     try:
-        with open_regular(path, links=True) as raw:
-            lines = iter(lambda: _line(raw), b"")
-            header = json.loads(next(lines, b"") or b"null")
+        with open_regular(path, links=True) as raw, io.BufferedReader(cast("io.RawIOBase", raw)) as lines:
+            header = json.loads(lines.readline() or b"null")
             if not isinstance(header, dict) or header.get("format") != TRACE_FORMAT:
                 raise ValueError(f"it does not begin with {TRACE_FORMAT}")
-            steps = dict(_steps(lines))
+            # The last line may be one that the run was writing when it ended.
+            rows = [json.loads(line) for line in lines if line.endswith(b"\n")]
+            steps = {int(row["step"]): _digests(row["digests"]) for row in rows}
             return Trace(source=source, seed=int(header["seed"]), steps=steps)
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         found = (error.strerror if isinstance(error, OSError) else None) or str(error)
@@ -74,29 +64,8 @@ def read_trace(path: Path) -> Trace:
         raise InputError("not a trace", place=source, found=found, allowed=TRACE_FORMAT, hint=hint) from None
 
 
-def _line(stream: Any) -> bytes:
-    parts = []
-    while part := stream.readline(_LONGEST):
-        parts.append(part)
-        if part.endswith(b"\n"):
-            break
-        if len(part) >= _LONGEST:
-            raise ValueError("a line without an end")
-    return b"".join(parts)
-
-
-def _steps(lines: Iterator[bytes]) -> Iterator[tuple[int, Digests]]:
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            # The line that a run was writing when it ended.
-            return
-        digests = {
-            name: tuple(math.nan if one is None else float(one) for one in values)
-            for name, values in row["digests"].items()
-        }
-        yield int(row["step"]), digests
+def _digests(row: dict[str, Any]) -> Digests:
+    return {name: tuple(math.nan if one is None else float(one) for one in row[name]) for name in row}
 
 
 def judge_trace_files(a: Path, b: Path, controls: Sequence[Path]) -> Onset:
@@ -123,99 +92,61 @@ def judge_traces(a: Trace, b: Trace, *, controls: Sequence[Trace]) -> Onset:
         InputError: the traces have other seeds.
     """
     for one in (b, *controls):
-        if one.seed != a.seed:
-            raise InputError(
-                "another seed of the projections", place=one.source, found=one.seed, allowed=a.seed
-            )
+        require_equal(one.seed, a.seed, "another seed of the projections", place=one.source)
     steps = sorted(set(a.steps).intersection(b.steps, *(one.steps for one in controls)))
-    if not steps:
-        return Onset(outcome="cannot say", sentence="Cannot say: no step is in all traces.")
     repeats = [one for one in controls if any(one.steps[step] != a.steps[step] for step in steps)]
-    if len(repeats) < LEAST_CONTROLS:
-        return Onset(
-            outcome="cannot say",
-            sentence=f"Cannot say: an envelope needs {LEAST_CONTROLS} traces of control runs that differ from"
-            f" A, there are {len(repeats)}.",
-        )
-    table = _distances(a, repeats, steps)
-    spread = _pooled_spread(table)
-    for step in steps:
-        for name, digest in a.steps[step].items():
-            if (other := b.steps[step].get(name)) is None:
-                return _onset(step, name, "is in A alone", len(repeats), None)
-            far = _apart(digest, other)
-            own = table.get((step, name))
-            if own is None:
-                continue
-            errors = _errors(far, own, spread)
-            if errors > REACH and far > max(FINEST, LEAST_RATIO * max(own)):
-                what = f"is {far:.2g} apart" if math.isfinite(far) else "is not finite in one of them"
-                return _onset(step, name, what, len(repeats), errors)
-    cells = sum(len(a.steps[step]) for step in steps)
+    if not steps or len(repeats) < LEAST_CONTROLS:
+        needed = f"an envelope needs {LEAST_CONTROLS} traces of control runs that differ from A"
+        reason = f"{needed}, there are {len(repeats)}" if steps else "no step is in all traces"
+        return Onset(outcome="cannot say", sentence=f"Cannot say: {reason}.")
+    cells = [(step, name) for step in steps for name in a.steps[step]]
+    table = {
+        (step, name): [_apart(a.steps[step][name], one.steps[step].get(name, ())) for one in repeats]
+        for step, name in cells
+    }
+    spread, shown = _pooled_spread(table.values()), plural(len(repeats), "control run")
+    for step, name in cells:
+        far, own = _apart(a.steps[step][name], b.steps[step].get(name, ())), table[step, name]
+        # What no control run has says nothing.
+        if not all(map(math.isfinite, own)):
+            continue
+        middle = statistics.mean(map(_logarithm, own))
+        errors = (_logarithm(far) - middle) / (spread * math.sqrt(1 + 1 / len(own)))
+        if errors > REACH and far > max(FINEST, LEAST_RATIO * max(own)):
+            phase, _, layer = name.partition(" ")
+            what = "is in one alone, or not finite in one,"
+            if math.isfinite(far):
+                what = f"is {far:.2g} apart, {errors:.1f} standard errors above"
+            return Onset(
+                outcome="differ",
+                sentence=f"They differ from step {step} on, first at `{layer}` {_WHERE.get(phase, phase)},"
+                f" which {what} what {shown} show of rounding.",
+                step=step,
+                phase=phase,
+                layer=layer,
+            )
     sentence = (
-        f"One curve: none of {cells:,} digests over {plural(len(steps), 'step')} is farther apart than"
-        f" {plural(len(repeats), 'control run')} show of rounding."
+        f"One curve: none of {len(cells):,} digests over {plural(len(steps), 'step')} is farther apart than"
+        f" {shown} show of rounding."
     )
     return Onset(outcome="one curve", sentence=sentence)
 
 
-def _onset(step: int, name: str, what: str, controls: int, errors: float | None) -> Onset:
-    phase, _, layer = name.partition(" ")
-    far = "" if errors is None or math.isinf(errors) else f", {errors:.1f} standard errors above"
-    where = {
-        "weights": "before the step",
-        "forward": "in the forward pass",
-        "backward": "in the backward pass",
-    }
-    sentence = (
-        f"They differ from step {step} on, first at `{layer}` {where.get(phase, phase)}, which {what}{far}"
-        f" what {plural(controls, 'control run')} show of rounding."
-    )
-    known = errors if errors is not None and math.isfinite(errors) else None
-    return Onset(outcome="differ", sentence=sentence, step=step, phase=phase, layer=layer, errors=known)
-
-
-def _distances(
-    a: Trace, controls: Sequence[Trace], steps: Sequence[int]
-) -> dict[tuple[int, str], list[float]]:
-    """Return how far each control run is from A, by step and name, of digests that all of them have."""
-    found = {}
-    for step in steps:
-        for name, digest in a.steps[step].items():
-            others = [one.steps[step].get(name) for one in controls]
-            if all(one is not None for one in others):
-                found[step, name] = [_apart(digest, one) for one in others if one is not None]
-    return found
-
-
 def _apart(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the largest difference of two digests, over the norm or the projection, whichever is larger."""
-    if len(a) != len(b):
+    if len(a) != len(b) or list(map(math.isfinite, a)) != list(map(math.isfinite, b)):
         return math.inf
-    if not all(map(math.isfinite, (*a, *b))):
-        return 0.0 if [math.isfinite(one) for one in a] == [math.isfinite(one) for one in b] else math.inf
-    norm = max(abs(a[0]), 1e-30)
-    return max(abs(one - other) / max(norm, abs(one)) for one, other in zip(a, b, strict=True))
+    norm, pairs = max(abs(a[0]), 1e-30), zip(a, b, strict=True)
+    return max(abs(x - y) / max(norm, abs(x)) for x, y in pairs) if all(map(math.isfinite, a)) else 0.0
 
 
 def _logarithm(distance: float) -> float:
     return math.log(max(distance, FINEST / 4))
 
 
-def _pooled_spread(table: dict[tuple[int, str], list[float]]) -> float:
+def _pooled_spread(table: Iterable[list[float]]) -> float:
     """Return the standard deviation of the logarithms around the means of their digests, pooled."""
-    logarithms = [[_logarithm(one) for one in own] for own in table.values() if all(map(math.isfinite, own))]
+    logarithms = [[_logarithm(one) for one in own] for own in table if all(map(math.isfinite, own))]
     # Digests that no control run moves say nothing of the spread.
-    moved = [one for one in logarithms if max(one) > min(one)]
-    if not moved:
-        return 0.1
-    return max(math.sqrt(statistics.mean(statistics.variance(one) for one in moved)), 0.1)
-
-
-def _errors(far: float, own: Sequence[float], spread: float) -> float:
-    if not math.isfinite(far):
-        return math.inf
-    if not all(map(math.isfinite, own)):
-        return 0.0
-    middle = statistics.mean(map(_logarithm, own))
-    return (_logarithm(far) - middle) / (spread * math.sqrt(1 + 1 / len(own)))
+    moved = [statistics.variance(one) for one in logarithms if max(one) > min(one)]
+    return max(math.sqrt(statistics.mean(moved)), 0.1) if moved else 0.1
