@@ -112,7 +112,7 @@ def fingerprint(recipe: str, *, scale: str = "paper", root: Path = ROOT) -> dict
     """
     request = Request(recipe=recipe, scale=scale, vendor="cpu", engine="host", dry=True)
     selection = select(Project(root), request)
-    return dict(selection.description.marks(selection.recipe.published.fingerprint))
+    return dict(selection.plan.description.marks(selection.recipe.published.fingerprint))
 
 
 def predict(

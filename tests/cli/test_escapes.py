@@ -20,7 +20,7 @@ from twinrun.foundation.text import visible
 from twinrun.protocol.allocation import Allocation
 from twinrun.report.page import write_report
 from twinrun.results.reading import FinishedRun
-from twinrun.runs.progress import Display
+from twinrun.runs.run import Display
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINING = newest("mpt7b-scaling")

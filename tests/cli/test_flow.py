@@ -20,8 +20,7 @@ from twinrun.planning.project import Project
 from twinrun.protocol.job import OUT_OF_MEMORY
 from twinrun.results.reading import FinishedRun, read_record
 from twinrun.runs.prepared import prepare
-from twinrun.runs.progress import Display
-from twinrun.runs.run import execute
+from twinrun.runs.run import Display, execute
 from twinrun.runs.selection import Request, Selection, select
 
 

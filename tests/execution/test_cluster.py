@@ -37,7 +37,7 @@ from twinrun.foundation.errors import InputError, MachineError, RunError, RunInt
 from twinrun.manifests.cluster import LoadedSite, local_folder
 from twinrun.planning.project import Project
 from twinrun.protocol.checks import Health, NodeCheck
-from twinrun.runs.qualification import qualified
+from twinrun.runs.run import qualified
 
 pytestmark = pytest.mark.cluster
 # The stack itself where this interpreter has it, which saves its installation.

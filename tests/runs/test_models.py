@@ -9,18 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints.writing import write
-from tests.runs import test_download
-from tests.runs.test_download import COMMIT, Hub, endpoint
-from twinrun.checkpoints.folder import FolderStore
+from tests.hub import COMMIT, Hub
 from twinrun.checkpoints.model_folder import digest_of_folder
 from twinrun.checkpoints.safetensors import Entry, header_of
-from twinrun.checkpoints.tokenizer import BYTES
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.protocol.model_source import CheckpointModel, FolderModel, ModelSource, RepositoryModel
-from twinrun.runs.models import demand_model, fetch_model, model_folder
+from twinrun.protocol.model_source import FolderModel, RepositoryModel
+from twinrun.runs.data import demand_model, fetch_model, model_folder
 
-hub = test_download.hub
 NAME = f"owner/texts@{COMMIT}"
 SOURCE = RepositoryModel(repository="owner/texts", revision=COMMIT)
 FILES = {
@@ -34,22 +29,15 @@ FILES = {
 
 
 @pytest.fixture(autouse=True)
-def model_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """Serve a model, with an empty cache on this side."""
     monkeypatch.setenv("TWINRUN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(test_download, "FILES", dict(FILES))
-    hub.kind, hub.prefix = "models", ""
-    test_download.entry.cache_clear()
-    yield hub
-    test_download.entry.cache_clear()
+    with Hub(models=dict(FILES)).serving() as server:
+        yield server
 
 
 def fetched(hub: Hub) -> Path:
-    return fetch_model(NAME, endpoint=endpoint(hub), say=lambda _text: None)
-
-
-def files_of(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir() if path.name != ".cache"}
+    return fetch_model(NAME, endpoint=hub.endpoint, say=print)
 
 
 def folder_at(place: Path) -> Path:
@@ -59,19 +47,29 @@ def folder_at(place: Path) -> Path:
     return place
 
 
+def demanded(folder: Path | None = None, sha256: str | None = None, *, container: bool = True) -> None:
+    source = FolderModel(path=str(folder), sha256=sha256) if folder else SOURCE
+    demand_model(source, model_folder(source), container=container)
+
+
 def test_a_repository_is_fetched_once_without_its_pickles(hub: Hub) -> None:
+    with pytest.raises(MachineError, match="not on this machine") as caught:
+        demanded()
+    assert caught.value.hint == f"fetch it with `invoke data {NAME}`"
     folder = fetched(hub)
     assert folder == model_folder(SOURCE)
-    named = {"config.json", "merges.txt", "model.safetensors", "vocab.json"}
-    assert files_of(folder) == named | {"files.json", "corpus.json"}
+    here = {path.name for path in folder.iterdir() if path.name != ".cache" and path.name[:6] != "files-"}
+    assert here == {"config.json", "merges.txt", "model.safetensors", "vocab.json", "corpus.json"}
     whole = json.loads((folder / "corpus.json").read_text())
-    expected = {"repository": "owner/texts", "revision": COMMIT, "sha256": digest_of_folder(folder)}
-    assert whole == expected | {"endpoint": endpoint(hub)}
-    asked = len(hub.asked)
+    sha256, asked = digest_of_folder(folder), len(hub.asked)
+    assert whole == SOURCE.model_dump() | {"sha256": sha256, "endpoint": hub.endpoint}
     assert fetched(hub) == folder
-    demanded(SOURCE, container=True)
-    assert model_folder(SOURCE) == folder
+    demanded()
     assert len(hub.asked) == asked
+    (folder / "vocab.json").write_text('{"<|endoftext|>": 1}')
+    with pytest.raises(InputError, match="the model has another digest") as changed:
+        demanded()
+    assert (changed.value.found, changed.value.allowed) == (digest_of_folder(folder), sha256)
 
 
 @pytest.mark.parametrize(
@@ -83,20 +81,14 @@ def test_a_repository_is_fetched_once_without_its_pickles(hub: Hub) -> None:
     ],
 )
 def test_a_commit_that_cannot_be_scored_is_refused_before_a_file_comes(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch, left_out: str, found: str, hint: str
+    hub: Hub, left_out: str, found: str, hint: str
 ) -> None:
-    monkeypatch.delitem(test_download.FILES, left_out)
+    del hub.files["models"][left_out]
     with pytest.raises(InputError) as caught:
         fetched(hub)
     assert (caught.value.place, caught.value.found) == (NAME, found)
     assert hint in (caught.value.hint or "")
     assert not [path for path, _ in hub.asked if "/resolve/" in path]
-
-
-def test_a_model_that_is_not_here_says_how_to_fetch_it() -> None:
-    with pytest.raises(MachineError, match="not on this machine") as caught:
-        demanded(SOURCE, container=False)
-    assert caught.value.hint == f"fetch it with `invoke data {NAME}`"
 
 
 @pytest.mark.parametrize("name", ["./models/small", "small/model"])
@@ -106,76 +98,29 @@ def test_only_a_repository_is_fetched(name: str) -> None:
     assert caught.value.found == name
 
 
-def test_a_file_that_was_changed_since_is_refused_with_both_digests(hub: Hub) -> None:
-    folder = fetched(hub)
-    whole = digest_of_folder(folder)
-    (folder / "vocab.json").write_text('{"<|endoftext|>": 1}')
-    with pytest.raises(InputError, match="the model has another digest") as caught:
-        demanded(SOURCE, container=False)
-    assert (caught.value.found, caught.value.allowed) == (digest_of_folder(folder), whole)
-
-
-def demanded(source: ModelSource, *, container: bool) -> None:
-    demand_model(source, model_folder(source), container=container)
-
-
 def test_a_folder_is_held_against_its_digest(tmp_path: Path) -> None:
     folder = folder_at(tmp_path / "model")
     sha256 = digest_of_folder(folder)
-    demanded(FolderModel(path=str(folder), sha256=None), container=True)
-    demanded(FolderModel(path=str(folder), sha256=sha256), container=True)
+    demanded(folder)
+    demanded(folder, sha256)
     # What no model reads decides no score.
     (folder / "README.md").write_text("another text")
-    demanded(FolderModel(path=str(folder), sha256=sha256), container=True)
-    other = FolderModel(path=str(folder), sha256="0" * 64)
+    demanded(folder, sha256)
     with pytest.raises(InputError, match="another digest") as caught:
-        demanded(other, container=True)
+        demanded(folder, "0" * 64)
     assert (caught.value.found, caught.value.allowed) == (sha256, "0" * 64)
     with pytest.raises(InputError, match="no such folder of a model"):
-        demanded(FolderModel(path=str(folder / "no"), sha256=None), container=True)
-
-
-def test_links_out_of_a_folder_are_for_engines_without_containers(tmp_path: Path) -> None:
-    folder = folder_at(tmp_path / "model")
-    (tmp_path / "blob").write_bytes(FILES["model.safetensors"])
-    (folder / "model.safetensors").unlink()
+        demanded(folder / "no")
+    (folder / "model.safetensors").rename(tmp_path / "blob")
     (folder / "model.safetensors").symlink_to(tmp_path / "blob")
-    source = FolderModel(path=str(folder), sha256=None)
-    demanded(source, container=False)
+    demanded(folder, container=False)
     with pytest.raises(InputError, match="links lead out of the folder") as caught:
-        demanded(source, container=True)
+        demanded(folder)
     assert caught.value.found == ["model.safetensors"]
 
 
-def test_a_path_is_that_of_who_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", ["~/model", "./model"])
+def test_a_path_is_that_of_who_runs(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    for path in ("~/model", "./model"):
-        assert os.path.normpath(model_folder(FolderModel(path=path, sha256=None))) == str(tmp_path / "model")
-
-
-def checkpoint(place: Path, identity: dict[str, str] | None = None) -> CheckpointModel:
-    """Leave a checkpoint of one tensor after step 20, and return its name."""
-    store = FolderStore(place)
-    place.mkdir(parents=True)
-    manifest = write(store, step=20, token=store.claim("test"), identity=identity)
-    return CheckpointModel(place=str(place), step=20, sha256=manifest.digest())
-
-
-def test_a_checkpoint_is_held_against_its_digest_before_it_is_read(tmp_path: Path) -> None:
-    source = checkpoint(tmp_path / "saved", {"tokenizer": BYTES})
-    demanded(source, container=True)
-    with pytest.raises(InputError, match="the checkpoint has another digest") as caught:
-        demanded(source.model_copy(update={"sha256": "0" * 64}), container=True)
-    assert (caught.value.found, caught.value.allowed) == (source.sha256, "0" * 64)
-    with pytest.raises(InputError, match="no such checkpoint") as caught:
-        demanded(source.model_copy(update={"step": 21}), container=True)
-    assert (caught.value.found, caught.value.allowed) == ("step-00000021", [20])
-    with pytest.raises(InputError, match="no such folder of checkpoints"):
-        demanded(source.model_copy(update={"place": str(tmp_path / "no")}), container=True)
-
-
-def test_a_checkpoint_whose_tokenizer_is_not_here_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="tokenizer of this checkpoint is not on this machine") as caught:
-        demanded(checkpoint(tmp_path / "saved", {"tokenizer": "1" * 64}), container=True)
-    assert caught.value.found == "1" * 64
+    assert os.path.normpath(model_folder(FolderModel(path=path, sha256=None))) == str(tmp_path / "model")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,77 +24,49 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_manifests(tmp_path_factory.mktemp("whole") / "project")
 
 
-def alone(root: Path, *prefix: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run the smoke scale under `prefix`, a program that changes what the command sees of the machine."""
-    return subprocess.run(
-        [*prefix, sys.executable, "-m", "twinrun", *SMOKE, *options],
-        cwd=root,
-        env=environment(root),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
-@pytest.mark.needs("unshare", "root")
-def test_a_machine_without_loopback_is_refused(root: Path) -> None:
-    message = error_message(alone(root, "unshare", "--net"), 3)
-    assert "127.0.0.1: the loopback interface" in message
-    assert "found: Cannot assign requested address" in message or "found: Network is unreachable" in message
-    assert "ip link set lo up" in message
-    assert not (root / "runs").exists()
-
-
 @pytest.mark.needs("unshare", "root")
 @pytest.mark.parametrize("option", ["--out", "TWINRUN_CACHE"])
 def test_a_full_disk_is_named_with_what_is_free(root: Path, tmp_path: Path, option: str) -> None:
     full = tmp_path / "full"
     full.mkdir()
-    mounted = ("sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && exec "$@"', str(full))
-    place = ("--out", str(full)) if option == "--out" else ()
-    changed = ("env", f"TWINRUN_CACHE={full}") if option != "--out" else ()
-    message = error_message(alone(root, "unshare", "--mount", *mounted, *changed, options=place), 3)
+    # What the command sees of the machine.
+    seen = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && exec "$@"', str(full))
+    named = ("env", f"TWINRUN_CACHE={full}") if option != "--out" else ()
+    words = [*seen, *named, sys.executable, "-m", "twinrun", *SMOKE]
+    words += ["--out", str(full)] if option == "--out" else []
+    options: dict[str, Any] = {"cwd": root, "env": environment(root), "timeout": 60}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
+    message = error_message(done, 3)
     assert f"{full}: the disk is full found: 1 MiB free allowed:" in message
     assert option in message
     assert not (root / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("options", "parts"),
+    ("words", "parts"),
     [
-        (
-            ("--set", "data=c4"),
-            ["is not on this machine", "found: c4", "`invoke data c4 --recipe"],
-        ),
-        (("--engine", "apptainer"), ["--engine apptainer: ", "invoke build --stack cpu"]),
-        (
-            ("--set", "model=mpt-70b"),
-            ["devices=1: the ranks need more memory than is free", "choose a smaller"],
-        ),
+        ((*SMOKE, "--set", "data=c4"), ["is not on this machine", "found: c4", "`invoke data c4 --recipe"]),
+        ((*SMOKE[:5], "apptainer", *SMOKE[6:]), ["--engine apptainer: ", "invoke build --stack cpu"]),
     ],
 )
 def test_what_is_missing_is_named_before_there_is_a_run_folder(
-    root: Path, options: tuple[str, ...], parts: list[str]
+    root: Path, words: tuple[str, ...], parts: list[str]
 ) -> None:
-    engine = SMOKE if "--engine" not in options else (*SMOKE[:4], *SMOKE[6:])
-    message = refused(root, *engine, *options, code=3)
-    for part in parts:
-        assert part in message
+    message = refused(root, *words, code=3)
+    assert [part for part in parts if part not in message] == []
     assert not (root / "runs").exists()
 
 
-def test_a_folder_to_go_on_from_is_there(root: Path) -> None:
-    saving = ("--checkpoint", "steps=2", "--checkpoint", "source=/nowhere")
-    assert "--from: no such folder found: /nowhere" in refused(root, *SMOKE, *saving)
-
-
-@pytest.mark.parametrize("place", ["/nowhere", "s3://bucket/prefix"])
-def test_checkpoints_are_saved_in_a_folder_that_is_there(root: Path, place: str) -> None:
-    saving = ("--checkpoint", "steps=2", "--checkpoint", f"place={place}")
-    message = refused(root, *SMOKE, *saving)
-    assert "--checkpoint place: no" in message
-    assert f"found: {place}" in message
+@pytest.mark.parametrize(
+    ("saving", "said"),
+    [
+        ("source=/nowhere", "--from: no such folder found: /nowhere"),
+        ("place=/nowhere", "--checkpoint place: no such folder found: /nowhere"),
+        ("place=s3://bucket/prefix", "--checkpoint place: no such folder found: s3://bucket/prefix"),
+    ],
+)
+def test_a_folder_of_checkpoints_is_there(root: Path, saving: str, said: str) -> None:
+    assert said in refused(root, *SMOKE, "--checkpoint", "steps=2", "--checkpoint", saving)
 
 
 def test_a_long_run_on_a_processor_asks(root: Path) -> None:
@@ -113,8 +86,6 @@ def test_a_long_run_on_a_processor_asks(root: Path) -> None:
         ((*SMOKE, "--set", "model=mpt-70b"), "devices=1: the ranks need more memory than is free here"),
         ((*SMOKE, "--checkpoint", "steps=2", "--checkpoint", "source=/nowhere"), "--from: no such folder"),
         (("run", "mamba-kernels", *SMOKE[2:6], "--scale", "node"), "this scale measures a GPU"),
-        (("run", "ring-allreduce", *SMOKE[2:6], "--scale", "node"), "this scale measures a GPU"),
-        (("run", "flash-attention", *SMOKE[2:6], "--scale", "node"), "this scale measures a GPU"),
     ],
 )
 def test_a_plan_says_what_a_run_would_refuse(root: Path, line: tuple[str, ...], said: str) -> None:

@@ -58,31 +58,41 @@ def selected(patch: pytest.MonkeyPatch, there: Machine, **request: Any) -> Selec
     return select(PROJECT, Request(**{"recipe": RECIPE, "engine": "host", **request}))
 
 
-def because(found: Selection, name: str) -> str:
-    return next(one.because for one in found.choices if one.name == name)
+@pytest.mark.parametrize(
+    ("memories", "asked", "plan", "name", "why"),
+    [
+        ((), {}, ("smoke", "cpu", None), "scale", "no GPU in use"),
+        ((140,), {}, ("node", H200.vendor, "h200"), "scale", "the machine has GPUs"),
+        ((140,), {"scale": "paper", "dry": True}, ("paper", H200.vendor, "h200"), "vendor", "1 x "),
+        (
+            (),
+            {"scale": "paper", "dry": True},
+            ("paper", PUBLISHED.vendor, PUBLISHED.id),
+            "vendor",
+            "this is only a plan",
+        ),
+    ],
+)
+def test_what_is_left_open_is_as_the_machine_or_as_published(
+    monkeypatch: pytest.MonkeyPatch,
+    memories: tuple[int, ...],
+    asked: dict[str, Any],
+    plan: tuple[str | None, ...],
+    name: str,
+    why: str,
+) -> None:
+    found = selected(monkeypatch, machine(*(one * GIB for one in memories)), **asked)
+    assert (found.plan.scale, found.plan.vendor, found.plan.gpu) == plan
+    assert found.hardware.devices == len(memories)
+    assert why in next(one.because for one in found.choices if one.name == name)
 
 
-def test_without_a_gpu_the_scale_is_smoke(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = selected(monkeypatch, machine())
-    assert (found.plan.scale, found.plan.gpu, found.accelerator) == ("smoke", None, False)
-    assert because(found, "scale") == "no GPU in use"
-
-
-def test_with_gpus_the_scale_is_node_and_the_smallest_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_smallest_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     choices = {"set": ("model=mpt-7b", "devices=2"), "scale": None}
     large = selected(monkeypatch, machine(140 * GIB, 140 * GIB), **choices).plan
     mixed = selected(monkeypatch, machine(140 * GIB, 80 * GIB), **choices).plan
-    assert (large.scale, large.gpu, large.vendor) == ("node", "h200", H200.vendor)
     first, second = (max(one.points[-1].part.microbatches) for one in (large, mixed))
     assert first > second
-
-
-def test_a_plan_alone_is_for_the_published_hardware_where_there_is_no_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = selected(monkeypatch, machine(), scale="paper", dry=True)
-    assert (found.plan.vendor, found.plan.gpu) == (PUBLISHED.vendor, PUBLISHED.id)
-    assert "this is only a plan" in because(found, "vendor")
 
 
 @pytest.mark.parametrize("recipe", PROJECT.recipe_names)
@@ -90,12 +100,7 @@ def test_every_recipe_has_a_plan_at_paper_scale_where_there_is_no_gpu(
     monkeypatch: pytest.MonkeyPatch, recipe: str
 ) -> None:
     found = selected(monkeypatch, machine(), recipe=recipe, scale="paper", dry=True)
-    assert found.gpu
-
-
-def test_a_plan_alone_is_for_the_gpus_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = selected(monkeypatch, machine(140 * GIB), scale="paper", dry=True)
-    assert (found.plan.vendor, found.plan.gpu) == (H200.vendor, H200.id)
+    assert found.hardware.gpu
 
 
 @pytest.mark.parametrize(("vendor", "arch"), [("rocm", "gfx1100"), ("cuda", "sm_120"), ("cuda", "sm_70")])
@@ -118,13 +123,17 @@ def test_a_stack_of_another_vendor_is_refused(monkeypatch: pytest.MonkeyPatch) -
         selected(monkeypatch, machine(140 * GIB), stack="cpu")
 
 
+def with_site(monkeypatch: pytest.MonkeyPatch, folder: Path, nodes: int, more: str = "") -> None:
+    file = folder / "cluster.toml"
+    file.write_text(SITE.replace("NODES", str(nodes)) + more, encoding="utf-8")
+    monkeypatch.setenv("TWINRUN_CLUSTER", str(file))
+
+
 @pytest.mark.parametrize(("nodes", "up", "most"), [(32, 64, 32), (31, 64, 16), (32, 4, 4)])
 def test_a_site_runs_the_points_that_its_jobs_get(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nodes: int, up: int, most: int
 ) -> None:
-    file = tmp_path / "cluster.toml"
-    file.write_text(SITE.replace("NODES", str(nodes)), encoding="utf-8")
-    monkeypatch.setenv("TWINRUN_CLUSTER", str(file))
+    with_site(monkeypatch, tmp_path, nodes)
     monkeypatch.setattr(Slurm, "size", lambda self: up)
     request = {"cluster": "big", "scale": "paper", "set": ("microbatch=1",)}
     found = selected(monkeypatch, machine(), **request)
@@ -148,9 +157,7 @@ def test_a_users_own_image_is_run_in_place_of_the_stacks(monkeypatch: pytest.Mon
 def test_time_is_said_with_its_upper_end_and_what_nobody_knows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    file = tmp_path / "cluster.toml"
-    file.write_text(f"{SITE.replace('NODES', '32')}minutes = 1\nnetwork_gbit_s = 400\n", encoding="utf-8")
-    monkeypatch.setenv("TWINRUN_CLUSTER", str(file))
+    with_site(monkeypatch, tmp_path, 32, "minutes = 1\nnetwork_gbit_s = 400\n")
     few = {"set": ("nodes=1,2",), "dry": True}
     found = selected(monkeypatch, machine(), cluster="big", scale="paper", **few)
     values = {one.name: one for one in found.choices}

@@ -20,13 +20,13 @@ from safetensors.torch import load_file, save_file
 
 from tests.train.made_models import SEQUENCE, VOCABULARY, job_at, samples_of
 from tests.train.small import MakeJob, documents
+from twinrun.checkpoints.conversion import write_folder
+from twinrun.checkpoints.folder import FolderStore
 from twinrun.checkpoints.model_folder import digest_of_folder
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.protocol.evaluation import EvaluationJob, GivenModel, ModelScores
 from twinrun.protocol.job import Checkpointing
-from twinrun.protocol.model_source import CheckpointModel
 from twinrun.protocol.models.mpt import MptShape
-from twinrun.runs.models import demand_model, model_folder, prepared_model
 from twinrun.train.corpus import Origin, write_corpus
 from twinrun.train.evaluation import evaluate
 from twinrun.train.scoring import subject
@@ -238,21 +238,13 @@ def test_a_checkpoint_scores_as_the_run_that_saved_it(
     run = evaluate(trained_job(tmp_path / "run", make_job))
     for own in run.models:
         assert own.step is not None
-        assert own.checkpoint_sha256 is not None
-        source = CheckpointModel(
-            place=str(tmp_path / "run" / "checkpoints"), step=own.step, sha256=own.checkpoint_sha256
-        )
-        folder = model_folder(source)
-        demand_model(source, folder, container=True)
-        prepared_model(source, folder=folder, say=print)
-        given = GivenModel(
-            folder=str(folder),
-            step=own.step,
-            checkpoint_sha256=own.checkpoint_sha256,
-        )
+        store = FolderStore(tmp_path / "run" / "checkpoints")
+        folder = write_folder(store, own.step, tmp_path / f"model-{own.step}")
+        given = GivenModel(folder=str(folder))
         again = evaluate(job_at(tmp_path / str(own.step), names=("fixture-contexts",), model=given))
         (found,) = again.models
-        assert times_aside(found) == times_aside(own)
+        named = found.model_copy(update={"step": own.step, "checkpoint_sha256": own.checkpoint_sha256})
+        assert times_aside(named) == times_aside(own)
         assert again.training is None
     last = tmp_path / str(run.models[-1].step)
     assert samples_of(last) == samples_of(tmp_path / "run")

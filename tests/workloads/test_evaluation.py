@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -9,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.records import plan, replaced, smoke_record
+from twinrun.execution.engine import Engine
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.protocol.evaluation import EvaluationJob, GivenModel, ModelScores
 from twinrun.protocol.measurements import FORWARD_SHARE
 from twinrun.results.judged import Judged
-from twinrun.runs.checkpointing import checkpointing_of
-from twinrun.runs.data import demand_documents, given_folder, take_documents
+from twinrun.runs.data import Maker, demand_documents, input_folders
+from twinrun.runs.prepared import checkpointing_of
 from twinrun.workloads import load_workload
 from twinrun.workloads.tables_and_charts import LineChart
 from twinrun.workloads.workload import Run
@@ -102,7 +104,7 @@ def test_a_model_that_is_there_is_trained_on_nothing() -> None:
 def test_nothing_of_a_model_that_is_there_is_saved() -> None:
     made = plan("mpt-chinchilla", scale="node", settings=(GIVEN,))
     with pytest.raises(InputError, match="nothing is trained, so nothing is saved"):
-        checkpointing_of(("steps=2",), workload=load_workload("evaluation"), plan=made)
+        checkpointing_of(("steps=2",), load_workload("evaluation"), made)
 
 
 def test_a_task_without_documents_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -119,10 +121,12 @@ def test_a_task_without_documents_is_refused_before_anything_starts(tmp_path: Pa
     assert made.description.undocumented == ()
     given = made.description.given_documents
     assert given is not None
-    take_documents(given)
-    assert (given_folder(given) / "wsc273.jsonl").read_bytes() == file.read_bytes()
-    kept = json.loads((given_folder(given) / "corpus.json").read_text())
-    assert kept == {"files": {"wsc273.jsonl": given.sha256}}
+    described = dataclasses.replace(made.description, data=None)
+    folders = input_folders(described)
+    Maker(Engine(), tmp_path / "log", print).inputs(described, folders)
+    assert (folders["given"] / "wsc273.jsonl").read_bytes() == file.read_bytes()
+    index = json.loads((folders["given"] / "corpus.json").read_text())
+    assert index == {"files": {"wsc273.jsonl": given.sha256}}
     settings = load_workload("evaluation").settings.of(made.part, made.points[0])
     assert settings["documents.wsc273.sha256"] == given.sha256
     assert str(tmp_path) not in str(settings)

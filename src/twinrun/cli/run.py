@@ -25,10 +25,8 @@ from twinrun.report.plan import choice_lines, everything, page
 from twinrun.report.words import headline
 from twinrun.results.reading import FinishedRun
 from twinrun.results.verdicts import FAILURES
-from twinrun.runs.data import acquire
-from twinrun.runs.models import fetch_model
+from twinrun.runs.data import acquire, fetch_model
 from twinrun.runs.prepared import prepare
-from twinrun.runs.progress import Display
 from twinrun.runs.selection import Request, select
 
 _LEFT_OPEN = Request()
@@ -65,7 +63,7 @@ def run(
     trackers = choose_trackers(track) if track else {}
     project = Project(project_root())
     selection = select(project, request)
-    on_cpu = not (selection.plan.gpu or selection.accelerator)
+    on_cpu = not (selection.plan.gpu or selection.hardware.devices)
     seconds = sum(point.seconds or 0.0 for point in selection.plan.points if on_cpu)
     text = f"about {duration(seconds)} on a processor, estimated"
     long = [unasked(text, place="twinrun run")] if seconds > LONG_SECONDS else []
@@ -78,7 +76,7 @@ def run(
         tell(line)
     for refusal in () if yes else long:
         raise refusal
-    from twinrun.runs.run import execute
+    from twinrun.runs.run import Display, execute
 
     with Display() as display:
         finished = execute(prepared, display=display, detach=detach)
@@ -135,7 +133,7 @@ def data(
     """
     project = Project(project_root())
     typed: dict[str, Any] = {"recipe": recipe, "engine": engine, "sequence": sequence, "files": files}
-    server: dict[str, Any] = {"endpoint": endpoint, "say": Display().say}
+    server: dict[str, Any] = {"endpoint": endpoint, "say": tell}
     with resumable(name):
         found = fetch_model(name, **server) if "/" in name else acquire(project, name, **typed, **server)
     return Shown(str(found), {"name": name, "folder": found})

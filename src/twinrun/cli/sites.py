@@ -150,7 +150,7 @@ def site(action: Literal["qualify"], site: str, /, *, key: Path | None = None) -
         site: site of cluster.toml
         key: private key of SSH that signs what was measured
     """
-    from twinrun.runs.qualification import qualified
+    from twinrun.runs.run import qualified
 
     tell(f"{action} {site}")
     project, declared = Project(project_root()), load_site(project_root(), site)

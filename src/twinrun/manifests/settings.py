@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from typing import Any
 
 from twinrun.foundation.errors import InputError, closest
 from twinrun.foundation.manifest import Model, validate
 
 
-def parse_settings(texts: tuple[str, ...]) -> dict[str, Any]:
+def parse_settings(
+    texts: Sequence[str], *, place: str = "--set", example: str = "model=mpt-1b"
+) -> dict[str, Any]:
     """Read `key=value` texts; a value is TOML where it parses as TOML, else text.
+
+    Args:
+        place: the option that has them.
 
     Raises:
         InputError: no `=`, no key, or a key given twice.
@@ -19,10 +25,11 @@ def parse_settings(texts: tuple[str, ...]) -> dict[str, Any]:
     for text in texts:
         key, separator, value = (part.strip() for part in text.partition("="))
         if not separator or not key:
-            hint = "for example --set model=mpt-1b"
-            raise InputError("expected key=value", place="--set", found=text, hint=hint)
+            raise InputError(
+                "expected key=value", place=place, found=text, hint=f"for example {place} {example}"
+            )
         if key in parsed:
-            raise InputError("given twice", place=f"--set {key}", found=text)
+            raise InputError("given twice", place=f"{place} {key}", found=text)
         parsed[key] = value_of(value)
     return parsed
 

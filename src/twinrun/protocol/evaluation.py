@@ -75,10 +75,6 @@ class GivenModel(Frozen):
     """Folder that transformers reads."""
     sha256: str | None = None
     """Digest that the folder must have; null takes what is there."""
-    step: int | None = None
-    """Step of the checkpoint that it was written from; null where it was not."""
-    checkpoint_sha256: str | None = None
-    """Digest of that checkpoint's manifest."""
 
 
 class EvaluationJob(Job):

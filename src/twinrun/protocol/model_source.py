@@ -1,22 +1,18 @@
-"""Where a model lies that nobody trains: a repository at a commit, a folder, or a checkpoint of ours."""
+"""Where a model lies that nobody trains: a repository at a commit, or a folder."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
 
 _REPOSITORY = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)@(?P<revision>[0-9a-f]{40})")
-_CHECKPOINT = re.compile(r"(?P<place>.+)/step-(?P<step>[0-9]{8})@(?P<sha256>[0-9a-f]{64})")
 _FOLDER = re.compile(r"(?P<path>(?:/|\./|\.\./|~)[^@]*)(?:@(?P<sha256>[0-9a-f]{64}))?")
 GRAMMAR = (
     "OWNER/NAME@COMMIT with 40 hexadecimal digits",
     "a folder that begins with /, ./, ../ or ~, with @SHA256 or without",
-    "PLACE/step-NNNNNNNN@SHA256",
 )
 
 
@@ -38,24 +34,11 @@ class FolderModel(Frozen):
     """Digest that its configuration, weights and tokenizer must have; null takes what is there."""
 
 
-class CheckpointModel(Frozen):
-    """A checkpoint of a run of ours."""
-
-    kind: Literal["checkpoint"] = "checkpoint"
-    place: str
-    """Folder that has the folder of the step."""
-    step: Annotated[int, Field(ge=0)]
-    sha256: str
-    """Digest of its manifest, which has those of all tensors."""
-
-
-ModelSource = RepositoryModel | FolderModel | CheckpointModel
+ModelSource = RepositoryModel | FolderModel
 
 
 def model_source(text: str, *, place: str) -> ModelSource:
     """Return the model that `text` names; raises InputError, which names `place`."""
-    if found := _CHECKPOINT.fullmatch(text):
-        return CheckpointModel(place=found["place"], step=int(found["step"]), sha256=found["sha256"])
     if found := _REPOSITORY.fullmatch(text):
         return RepositoryModel(repository=found["repository"], revision=found["revision"])
     if (found := _FOLDER.fullmatch(text)) and not re.search(r"/step-[0-9]+/?$", found["path"]):
@@ -70,13 +53,11 @@ def in_words(source: ModelSource) -> str:
             return f"{repository}@{revision[:12]}"
         case FolderModel(path=path, sha256=sha256):
             return f"{path.rstrip('/').rpartition('/')[2]}{f'@{sha256[:12]}' if sha256 else ''}"
-        case CheckpointModel(step=step, sha256=sha256):
-            return f"step-{step:08d}@{sha256[:12]}"
 
 
 def _hint(text: str) -> str:
     if re.search(r"(^|/)step-[0-9]+", text):
-        return "`invoke checkpoint list PLACE --json` prints the sha256 of each checkpoint"
+        return "`invoke checkpoint convert` writes a checkpoint as a folder that can be scored"
     if re.fullmatch(r"[\w.-]+/[\w.-]+(@.*)?", text):
         return "a repository needs the commit, which its page lists under `History`; a folder begins with ./"
     return "docs/guides/score-a-model.md has an example of each"

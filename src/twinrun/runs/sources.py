@@ -8,25 +8,22 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from twinrun.foundation.errors import InputError
-from twinrun.foundation.files import sha256_of_bytes, write_atomically
+from twinrun.foundation.errors import InputError, MachineError
+from twinrun.foundation.files import sha256_of_bytes, sha256_of_file, write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
+from twinrun.foundation.processes import tool_output
 from twinrun.protocol.allocation import LOADED, LoadedFiles, Revision
 from twinrun.runs.prepared import Prepared
 
 FOLDER, SEAL = "sources", "sources.json"
 # Folders of a recipe that no rank reads, and the most bytes of a file that is no module: data lie elsewhere.
 _UNREAD, _MODULES, _LARGEST = {"results", "tests"}, {".py", ".so"}, 4 << 20
-_PATIENCE_SECONDS = 20
-# Variables of git, as its hooks have them, that lead to another repository.
-_ELSEWHERE = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}
 
 
 class Sources(Frozen):
@@ -48,9 +45,11 @@ def sealed(prepared: Prepared, *, starts: bool) -> tuple[Prepared, Sources]:
     """
     run, folders = prepared.run, _folders(prepared)
     copy, seal = run / FOLDER, run / SEAL
-    if seal.is_file() and starts:
-        _demand_same(prepared, load_json(seal, Sources))
-    if not seal.is_file():
+    if seal.is_file():
+        sources = load_json(seal, Sources)
+        if starts:
+            _demand_same(prepared, sources, _digests(folders))
+    else:
         part = run / f".{FOLDER}"
         shutil.rmtree(part, ignore_errors=True)
         for source, name in folders.items():
@@ -60,42 +59,36 @@ def sealed(prepared: Prepared, *, starts: bool) -> tuple[Prepared, Sources]:
                 shutil.copyfile(file, target)
         shutil.rmtree(copy, ignore_errors=True)
         part.rename(copy)
-        found = _digests(copy)
-        sources = Sources(revision=_revision(prepared, copy, found), files=found)
+        found = _digests({copy: ""})
+        sources = Sources(revision=_revision(prepared.project.root, folders, copy, found), files=found)
         write_atomically(seal, sources.model_dump_json(indent=1) + "\n")
     workspace, own = prepared.workspace, prepared.script
 
     def moved(path: Path) -> Path:
-        return next(
-            copy / name / path.relative_to(one) for one, name in folders.items() if path.is_relative_to(one)
-        )
+        old = next(one for one in folders if path.is_relative_to(one))
+        return copy / folders[old] / path.relative_to(old)
 
-    workspace = workspace.model_copy(
-        update={"root": copy, "packages": tuple(map(moved, workspace.packages)), "recipe": None}
-    )
+    packages = tuple(map(moved, workspace.packages))
+    workspace = workspace.model_copy(update={"root": copy, "packages": packages, "recipe": None})
     script = moved(own) if isinstance(own, Path) else own
-    return replace(prepared, workspace=workspace, script=script), load_json(seal, Sources)
+    return replace(prepared, workspace=workspace, script=script), sources
 
 
-def _demand_same(prepared: Prepared, sources: Sources) -> None:
+def _demand_same(prepared: Prepared, sources: Sources, found: Mapping[str, str]) -> None:
     """Raise InputError where the checkout is no longer what the run was begun with."""
-    found: dict[str, str] = {}
-    for source, name in _folders(prepared).items():
-        found |= {f"{name}/{file.relative_to(source).as_posix()}": _sha256(file) for file in _files(source)}
     if (tree := _tree(found)) != sources.revision.tree:
-        now, names = _git(prepared.project.root, "rev-parse", "HEAD")[0], _apart(found, sources.files)
-        raise InputError(
-            "the run was begun with other sources",
-            place=str(prepared.run),
-            found=f"commit {(now or b'none').decode().strip()}, sources {tree[:12]}: {', '.join(names[:5])}",
-            allowed=f"commit {sources.revision.commit or 'none'}, sources {str(sources.revision.tree)[:12]}",
-            hint="check out what it was begun with, or leave --resume out to start another run",
-        )
+        now, begun = _git(prepared.project.root, "rev-parse", "HEAD")[0], sources.revision
+        names = ", ".join(_apart(found, sources.files)[:5])
+        message, here = "the run was begun with other sources", str(prepared.run)
+        apart = f"commit {(now or 'none').strip()}, sources {tree[:12]}: {names}"
+        allowed = f"commit {begun.commit or 'none'}, sources {str(begun.tree)[:12]}"
+        hint = "check out what it was begun with, or leave --resume out to start another run"
+        raise InputError(message, place=here, found=apart, allowed=allowed, hint=hint)
 
 
 def changed_since(run: Path, sources: Sources) -> tuple[str, ...]:
     """Return the files of the copy that are no longer what was copied."""
-    return tuple(_apart(_digests(run / FOLDER), sources.files))
+    return tuple(_apart(_digests({run / FOLDER: ""}), sources.files))
 
 
 def loaded_by(folder: Path) -> list[LoadedFiles]:
@@ -150,12 +143,13 @@ def _is_source(name: str) -> bool:
     return name.isprintable() and not name.startswith(".") and not made
 
 
-def _digests(copy: Path) -> dict[str, str]:
-    return {file.relative_to(copy).as_posix(): _sha256(file) for file in _files(copy)}
-
-
-def _sha256(file: Path) -> str:
-    return sha256_of_bytes(file.read_bytes())
+def _digests(folders: Mapping[Path, str]) -> dict[str, str]:
+    """Return the SHA-256 of what is copied of some folders, by its name in the copy."""
+    return {
+        Path(name, file.relative_to(folder)).as_posix(): sha256_of_file(file)
+        for folder, name in folders.items()
+        for file in _files(folder)
+    }
 
 
 def _tree(files: Mapping[str, str]) -> str:
@@ -166,35 +160,34 @@ def _apart(found: Mapping[str, str], allowed: Mapping[str, str]) -> list[str]:
     return [name for name in sorted({**found, **allowed}) if found.get(name) != allowed.get(name)]
 
 
-def _revision(prepared: Prepared, copy: Path, files: Mapping[str, str]) -> Revision:
+def _revision(root: Path, folders: Mapping[Path, str], copy: Path, files: Mapping[str, str]) -> Revision:
     """Return the commit, and what it does not have of the copy: git's own index may be told to look away.
 
     A recipe outside the checkout is of no commit of it.
     """
-    root, tree = prepared.project.root, _tree(files)
-    names = [name for folder, name in _folders(prepared).items() if folder.is_relative_to(root)]
+    names = [name for folder, name in folders.items() if folder.is_relative_to(root)]
     head, unknown = _git(root, "rev-parse", "HEAD")
-    commit = head.decode().strip() if head else None
+    commit = head.strip() if head else None
     listed, unseen = _git(root, "ls-tree", "-r", "-z", commit, "--", *names) if commit else (None, None)
+    found = Revision(commit=commit, changes_sha256=None, tree=_tree(files), unknown=unknown or unseen)
     if not (commit and listed):
         # Without a file of ours it is the checkout of something else.
-        mine = commit if listed is None else None
-        return Revision(commit=mine, changes_sha256=None, tree=tree, unknown=unknown or unseen)
-    rows = (row.partition(b"\t") for row in listed.split(b"\0") if row)
-    known = {os.fsdecode(name): row.split()[2].decode() for row, _, name in rows}
-    ours = {one: digest for one, digest in files.items() if any(one.startswith(f"{name}/") for name in names)}
-    lines = [
-        f"{digest}  {name}\n"
-        for name, digest in sorted(ours.items())
-        if (name in known or Path(name).suffix in _MODULES)
-        and known.get(name) != _blob(copy / name, like=commit)
-    ]
-    # Of the modules that a commit has, all that a copy takes must be there.
-    unread = tuple(f"{name}/{one}/" for name in names for one in _UNREAD)
-    gone = [one for one in known.keys() - ours.keys() if Path(one).suffix in _MODULES]
-    lines += [f"gone  {one}\n" for one in sorted(gone) if not one.startswith(unread) and "/." not in one]
+        return found if listed is None else found.model_copy(update={"commit": None})
+    rows = (row.partition("\t") for row in listed.split("\0") if row)
+    known = {name: row.split()[2] for row, _, name in rows}
+    ours, unread = tuple(f"{one}/" for one in names), tuple(f"{one}/{no}/" for one in names for no in _UNREAD)
+
+    def differs(name: str) -> bool:
+        module = Path(name).suffix in _MODULES
+        if name in files:
+            return (module or name in known) and known.get(name) != _blob(copy / name, like=commit)
+        # Of the modules that a commit has, all that a copy takes must be there.
+        return module and not name.startswith(unread) and "/." not in name
+
+    held = sorted(name for name in {*known, *files} if name.startswith(ours))
+    lines = [f"{files.get(name, 'gone')}  {name}\n" for name in held if differs(name)]
     changes = sha256_of_bytes("".join(lines).encode()) if lines else None
-    return Revision(commit=commit, changes_sha256=changes, tree=tree)
+    return found.model_copy(update={"changes_sha256": changes})
 
 
 def _blob(file: Path, *, like: str) -> str:
@@ -204,21 +197,16 @@ def _blob(file: Path, *, like: str) -> str:
     return str(made(b"blob %d\0" % len(content) + content).hexdigest())
 
 
-def _git(root: Path, *arguments: str) -> tuple[bytes | None, str | None]:
+def _git(root: Path, *arguments: str) -> tuple[str | None, str | None]:
     """Return what git prints; else None, with why that is not known where the folder is a checkout."""
-    # LC_ALL and no optional locks: reading must neither translate nor touch the checkout.
-    kept = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
-    variables = kept | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
-    command = ["git", "-C", str(root), *arguments]
-    if not any((one / ".git").exists() for one in (root, *root.parents)):
+    top = next((one for one in (root, *root.parents) if (one / ".git").exists()), None)
+    if top is None:
         return None, None
+    # Variables of git, as its hooks have them, may lead to another repository.
+    command = ["git", f"--git-dir={top / '.git'}", f"--work-tree={top}", *arguments]
+    # LC_ALL and no optional locks: reading must neither translate nor touch the checkout.
+    plain, name = {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}, f"git {arguments[0]}"
     try:
-        done = subprocess.run(
-            command, capture_output=True, check=False, env=variables, timeout=_PATIENCE_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return None, f"git {arguments[0]}: {type(error).__name__}"
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    return (
-        (done.stdout, None) if done.returncode == 0 else (None, f"git {arguments[0]}: {' '.join(said[:1])}")
-    )
+        return tool_output(command, failure="failed", variables=plain, folder=root, seconds=20), None
+    except MachineError as error:
+        return None, " ".join(f"{name}: {error.message} {error.found or ''}".split())

@@ -45,8 +45,8 @@ class FoundModel:
     kept: Path
     sha256: str | None = None
     """Digest that it must have."""
-    step: int | None
-    checkpoint_sha256: str | None
+    step: int | None = None
+    checkpoint_sha256: str | None = None
     trained: TrainingResult | None = None
 
 
@@ -130,13 +130,7 @@ def _models(job: EvaluationJob) -> Iterator[FoundModel]:
     """Yield each model that is scored: the one that is there, or what the training has after some steps."""
     kept = Path(job.kept)
     if (given := job.model) is not None:
-        yield FoundModel(
-            folder=Path(given.folder),
-            sha256=given.sha256,
-            kept=kept / "model",
-            step=given.step,
-            checkpoint_sha256=given.checkpoint_sha256,
-        )
+        yield FoundModel(folder=Path(given.folder), sha256=given.sha256, kept=kept / "model")
         return
     assert job.training is not None, "either a model is there, or one is trained"
     # The training is a part of this start of the point.

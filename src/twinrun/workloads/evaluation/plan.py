@@ -330,16 +330,10 @@ def job(part: EvaluationPlan, point: Point[EvaluationPoint], attempt: int, run: 
         **{name: getattr(asked, name) for name in names},
         tasks=part.tasks,
         training=training,
-        model=_given(part.given, run.folders["model"]) if part.given else None,
+        model=GivenModel(folder=run.folders["model"], **part.given.model_dump(include={"sha256"}))
+        if part.given
+        else None,
         documents=run.folders.get("documents", ""),
         given=run.folders.get("given", ""),
         kept=str(folder / "models" / point.id),
     )
-
-
-def _given(source: ModelSource, folder: str) -> GivenModel:
-    """Return a model as the ranks find it; the digest of a checkpoint is that of its manifest."""
-    marks = source.model_dump(include={"step", "sha256"})
-    if "step" in marks:
-        marks["checkpoint_sha256"] = marks.pop("sha256")
-    return GivenModel(folder=folder, **marks)
