@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import json
 import os
-import shlex
 import signal
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic_core import to_jsonable_python
 from rich.console import RenderableType
@@ -82,10 +79,8 @@ def _end_of(error: BaseException) -> tuple[str, int]:
         return "", 128 + signal.SIGPIPE
     if isinstance(error, FileNotFoundError) and not error.filename:
         # The one file without a name is the folder that the command works in.
-        error = InputError(
-            "no folder to work in", place="twinrun", hint="change to the folder of the project"
-        )
-    if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
+        error = InputError("no folder to work in", place="twinrun", hint="change to the project's folder")
+    if isinstance(error, OSError) and error.errno and not isinstance(error, FileNotFoundError):
         # A file that is open, as standard output is, has no name in the error.
         place = error.filename or "standard output, or another open file"
         hint = "free some space or choose another place, TWINRUN_CACHE for the cache and --out for a run;"
@@ -100,15 +95,14 @@ def _fault(error: BaseException) -> TwinrunError:
     """Write the traceback to a file of its own and return what to say of it."""
     head = f"twinrun {__version__}, Python {sys.version}, {os.uname().sysname} {os.uname().release}\n"
     hide = HiddenNames()
-    text = hide.text("".join((head, f"{shlex.join(sys.argv)}\n", *traceback.format_exception(error))))
+    text = hide.text("".join((head, f"{sys.argv}\n", *traceback.format_exception(error))))
     found = hide.text(f"{type(error).__name__}: {error}")
-    kept = f"the traceback, which no temporary folder takes:\n{text}"
+    kept = f"report it as CONTRIBUTING.md says; the traceback, which no temporary folder takes:\n{text}"
     with contextlib.suppress(OSError):
         log = Path(tempfile.mkstemp(prefix="twinrun-fault-", suffix=".log")[1])
         log.write_text(text, encoding="utf-8", errors="backslashreplace")
-        kept = f"the traceback is in {log}"
-    hint = f"report it as CONTRIBUTING.md says; {kept}"
-    return TwinrunError("a fault of twinrun itself", found=found, hint=hint)
+        kept = f"report it as CONTRIBUTING.md says; the traceback is in {log}"
+    return TwinrunError("a fault of twinrun itself", found=found, hint=kept)
 
 
 @contextlib.contextmanager
@@ -126,8 +120,7 @@ def tell(line: object) -> None:
     say(line, file=sys.stderr, flush=True)
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(NamedTuple):
     """What a command has found: a view for people, the same as data, and the exit code."""
 
     view: RenderableType

@@ -24,8 +24,7 @@ from twinrun.parity.answer import CurveAnswer, Precision, judge_logs
 from twinrun.parity.records import answer_between, is_record, read_curves
 from twinrun.parity.traces import judge_trace_files
 from twinrun.planning.project import Project
-from twinrun.report.comparison import parity_view, write_parity_page
-from twinrun.report.tables import View
+from twinrun.report import comparison, tables
 from twinrun.results.parity import METRIC, held_between
 from twinrun.results.reading import read_record
 
@@ -95,15 +94,14 @@ def _records(project: Project, paths: tuple[Path, ...], points: str | None, out:
     answers = [answer_between(one) for one in found]
     digests = "-".join(one.record.digest()[:8] for one in (a, b))
     page = out or runs_folder(project.root) / f"parity-{digests}.html"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    write_parity_page(page, found, a=a, b=b)
-    pairs = zip(answers, found, strict=True)
-    said = [_said(one, of=f"{held.b.name} against {held.a.name}: ") for one, held in pairs]
+    comparison.write_parity_page(page, found, a=a, b=b)
+    names = [f"{held.b.name} against {held.a.name}: " for held in found]
+    said = [_said(one, of=name) for one, name in zip(answers, names, strict=True)]
     # One curve that differs decides for all; one that nothing tells of leaves the answer open.
     codes = {one.code for one in answers}
     data = {"report": page, "parities": [{**dict(one), "code": one.code} for one in answers]}
     code = 1 if 1 in codes else max(codes, default=3)
-    return Shown(Group(*said, parity_view(found), f"report: {page}"), data, code)
+    return Shown(Group(*said, comparison.parity_view(found), f"report: {page}"), data, code)
 
 
 def history(recipe: str, /, *, point: str | None = None, metric: str | None = None, out: Out = None) -> Shown:
@@ -120,7 +118,7 @@ def history(recipe: str, /, *, point: str | None = None, metric: str | None = No
     name = project.recipe(recipe).recipe.name
     page = write_history_page(out or runs / f"history-{name}.html", name, found)
     changes = [f"{one.name}: {change.effect_in_words}" for one in found for change in one.changes]
-    view = Group(View(history_table(found)), *changes, f"report: {page}")
+    view = Group(tables.View(history_table(found)), *changes, f"report: {page}")
     return Shown(view, {"report": page, "series": found})
 
 
@@ -170,16 +168,15 @@ def bisect(
     demand_with("--run", bool(run), number=number)
     kind: Any = "fails" if fails else "parity" if parity else "metric"
     question = RunQuestion(kind=kind, point=point, metric=metric, number=number)
-    typed: dict[str, Any] = {"vendor": vendor, "scale": scale, "set": set, "point": point, "parity": parity}
-    demand_without("run", bool(run), metric=metric, **typed)
-    typed = {"run": run, "vendor": vendor, "scale": scale, "set": set, "out": out, "dry": dry}
+    with_recipe = {"metric": metric, "point": point, "parity": parity}
+    demand_without("run", run, vendor=vendor, scale=scale, set=set, **with_recipe)
+    typed: dict[str, Any] = {"run": run, "vendor": vendor, "scale": scale, "set": set, "out": out, "dry": dry}
     work = bisection_of(Project(project_root()), good, bad, question, recipe=recipe, say=tell, **typed)
     least, most = runs_expected(work.scale, steps=len(work.path.steps))
     text = f"{least} to {most} runs, more inside a package, and an environment for each state"
     steps = [f"step {place}: {step.label}" for place, step in enumerate(work.path.steps, start=1)]
     fixed = [f"not bisected: {one}" for one in work.path.fixed]
-    for line in (*steps, *fixed, f"cost: {text}", f"folder: {work.runner.folder}"):
-        tell(line)
+    tell("\n".join([*steps, *fixed, f"cost: {text}", f"folder: {work.runner.folder}"]))
     if dry:
         return None
     if not yes:
@@ -208,7 +205,7 @@ def rerun_sides(
         + (f"; {effect_in_words(held.effect)} than A" if held else "")
         for name, values, held in rows
     ]
-    judged = "more than" if differs else "no more than"
-    lines.append(f"B differs from A by {judged} chance and this machine's own noise explain.")
+    more = "more" if differs else "no more"
+    lines.append(f"B differs from A by {more} than chance and this machine's own noise explain.")
     data = {"difference": found, "noise": again, "differs": differs, "folder": work.runner.folder}
     return Shown("\n".join(lines), data, int(differs))

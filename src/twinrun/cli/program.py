@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 import sys
@@ -116,8 +115,8 @@ def completed(context: Any) -> list[str]:
 def _first_line(name: str) -> str:
     """Return what a command does, without importing what it needs."""
     source = (Path(__file__).parent / f"{COMMANDS[name]}.py").read_text(encoding="utf-8")
-    found = {one.name: one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef)}
-    return (ast.get_docstring(found[name]) or "").partition("\n")[0]
+    function = source[source.index(f"\ndef {name}(") :]
+    return function.split('"""')[1].partition("\n")[0]
 
 
 app = App(

@@ -18,13 +18,11 @@ from twinrun.foundation.text import number
 from twinrun.planning.project import Project
 from twinrun.protocol.scores import compare_scores, paired, read_samples
 from twinrun.report import comparison, tables, words
-from twinrun.report.words import selected
+from twinrun.results import judge, submission
 from twinrun.results.compare import compare as compare_records
-from twinrun.results.judge import judge_between
 from twinrun.results.judged import Judged
 from twinrun.results.reading import confirmations, confirmed_by, read_record, read_records, read_run
 from twinrun.results.scores import claim_called, demand_recorded, judge_scores
-from twinrun.results.submission import FILE, add_submission, write_submission
 from twinrun.results.verdicts import FAILURES
 
 Action = Literal["verify", "list", "convert"]
@@ -85,7 +83,7 @@ def compare(
         return _scores(project, [a, b], margin, claim)
     if claims:
         records = read_records([a, b], project)
-        verdicts = judge_between(records)
+        verdicts = judge.judge_between(records)
         said = words.headline_of_all(records, verdicts)
         data = {"headline": said, "verdicts": [one.shown() for one in verdicts]}
         failed = any(verdict.final in FAILURES for verdict in verdicts)
@@ -170,14 +168,12 @@ def report(
 
         return written(write_crate(out or run.folder / "crate", run))
     if form:
-        file = out or (path if path.is_dir() else Path()) / FILE
-        write_submission(file, run.record, run.file)
+        file = out or (path if path.is_dir() else Path()) / submission.FILE
+        submission.write_submission(file, run.record, run.file)
         return written(file)
     from twinrun.report.page import write_report
 
     tell(f"the record is {run.record.signer}")
-    for claim, who in confirmed_by(run.record).items():
-        tell(f"{claim}: confirmed by {who}")
     beside = run.folder.with_name(f"{run.folder.name}.html")
     return written(write_report(out or (beside if run.is_committed else run.folder / "report.html"), run))
 
@@ -185,7 +181,7 @@ def report(
 def _recipe_report(project: Project, name: str, add: Path | None, out: Path | None) -> Path:
     """Write the page of a recipe's committed records, to which one that was sent in may be added before."""
     if add:
-        added, record = add_submission(add, name, project)
+        added, record = submission.add_submission(add, name, project)
         sent = f"As sent in, {record.signer}: who ran it, and on what, nobody here saw."
         tell(f"added: {added}\n{words.headline(record)} {sent}")
         project = Project(project.root)
@@ -195,9 +191,9 @@ def _recipe_report(project: Project, name: str, add: Path | None, out: Path | No
     if not records:
         hint = "copy a record.json there, or name a run folder"
         raise InputError("no records to report", place=f"{loaded.folder}/results", hint=hint)
-    page, between = runs_folder(project.root) / loaded.recipe.name, judge_between(selected(records))
-    known: dict[str, Any] = {"recipe": loaded, "project": project, "between": between}
-    return write_recipe_report(out or page / "report.html", records=records, **known)
+    page = out or runs_folder(project.root) / loaded.recipe.name / "report.html"
+    known: dict[str, Any] = {"recipe": loaded, "project": project, "records": records}
+    return write_recipe_report(page, between=judge.judge_between(words.selected(records)), **known)
 
 
 def _why(record: Judged, claim: str) -> Shown:

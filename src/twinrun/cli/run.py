@@ -14,8 +14,7 @@ from twinrun import api
 from twinrun.cli.console import Shown, listed, resumable, tell
 from twinrun.cli.program import LONG_SECONDS, Count, Out, unasked
 from twinrun.execution.ranks import all_pending
-from twinrun.export.tracked_run import tracked_run
-from twinrun.export.trackers import choose_trackers
+from twinrun.export import tracked_run, trackers
 from twinrun.foundation.cache import project_root
 from twinrun.foundation.errors import TwinrunError
 from twinrun.foundation.text import duration
@@ -60,11 +59,11 @@ def run(
     settings = [f"controls={controls}"] if controls else []
     settings += ["trace=true", "compile=false"] if trace else []
     request = replace(request, recipe=recipe, set=(*request.set, *settings))
-    trackers = choose_trackers(track) if track else {}
+    chosen = trackers.choose_trackers(track) if track else {}
     project = Project(project_root())
     selection = select(project, request)
-    on_cpu = not (selection.plan.gpu or selection.hardware.devices)
-    seconds = sum(point.seconds or 0.0 for point in selection.plan.points if on_cpu)
+    points = () if selection.plan.gpu or selection.hardware.devices else selection.plan.points
+    seconds = sum(point.seconds or 0.0 for point in points)
     text = f"about {duration(seconds)} on a processor, estimated"
     long = [unasked(text, place="twinrun run")] if seconds > LONG_SECONDS else []
     prepared = prepare(project, selection, out=out, resume=resume, detach=detach, dry=request.dry)
@@ -72,8 +71,7 @@ def run(
         for one in (*long, *prepared.refusals):
             tell(f"warning   a run would be refused here: {str(one).removeprefix('error: ')}")
         return Shown(page(prepared), everything(prepared))
-    for line in choice_lines(selection):
-        tell(line)
+    tell("\n".join(choice_lines(selection)))
     for refusal in () if yes else long:
         raise refusal
     from twinrun.runs.run import Display, execute
@@ -86,8 +84,9 @@ def run(
         view = listed(jobs, "handle", "site", "point", none="nothing was submitted").view
         return Shown(view, {"run": finished, "jobs": jobs})
     shown = _ended(finished)
-    for name, tracker in trackers.items():
-        tell(f"{name}: {tracker.write(finished.folder / 'trackers' / name, tracked_run(finished))}")
+    for name, tracker in chosen.items():
+        place = finished.folder / "trackers" / name
+        tell(f"{name}: {tracker.write(place, tracked_run.tracked_run(finished))}")
     return shown
 
 
@@ -144,8 +143,7 @@ def recipes() -> Shown:
     project, code, rows = Project(project_root()), 0, []
     for name in project.recipe_names:
         try:
-            row = summary(project.recipe(name))
-            rows.append(row | {"here": api.would_run(name, root=project.root)})
+            rows.append(summary(project.recipe(name)) | {"here": api.would_run(name, root=project.root)})
         except TwinrunError as error:
             tell(error)
             code = error.exit_code

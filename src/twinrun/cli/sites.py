@@ -22,7 +22,6 @@ from twinrun.foundation.terminal import VisibleConsole
 from twinrun.foundation.text import plural
 from twinrun.images import checks, command, local_cluster
 from twinrun.images import lock as locks
-from twinrun.images.command import BuildRequest
 from twinrun.machine.doctor import diagnose
 from twinrun.manifests.cluster import FILE, known_gpus, load_site
 from twinrun.planning.project import Project
@@ -31,10 +30,10 @@ from twinrun.runs.prepared import demand_room
 
 Parts = tuple[Literal["python", "system"], ...]
 Do = Literal["up", "status", "down", "describe"]
-_NOTHING = BuildRequest()
+_NOTHING = command.BuildRequest()
 
 
-def build(*, request: Annotated[BuildRequest, Parameter("*")] = _NOTHING, dry: Dry = False) -> Shown:
+def build(*, request: Annotated[command.BuildRequest, Parameter("*")] = _NOTHING, dry: Dry = False) -> Shown:
     """Build the image of a stack from its locks.
 
     Args:
@@ -121,8 +120,8 @@ def cluster(
         removed = local_cluster.down()
         return Shown(f"{removed} containers removed", {"removed": removed})
     if action == "up":
-        mounts = tuple(one.resolve() for one in mount)
-        found = local_cluster.up(project_root(), nodes=nodes, mounts=mounts, say=tell)
+        paths = tuple(one.resolve() for one in mount)
+        found = local_cluster.up(project_root(), nodes=nodes, mounts=paths, say=tell)
     else:
         found = local_cluster.status()
     return listed(found, "name", "container", "slurm", none="no cluster; `twinrun cluster up` starts one")
