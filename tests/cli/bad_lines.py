@@ -42,38 +42,22 @@ FILES = (
     "kernel",
     "pipe",
 )
-
-SETTINGS = (
-    *("steps", "=3", "steps=", "steps==3", "steps=0", "steps=-1", "steps=1.5", "steps=nan", "steps=1e99"),
-    *("steps=true", "steps=[1]", "steps={a=1}", 'steps="3', f"steps={'9' * 5000}", "steps=2000-01-01"),
-    *("stepz=3", "a.b.c=1", ".=1", "steps.x=1", "\udcff=3", "steps=\udcff", "optimizer=3", "optimizer.x=1"),
-    *("optimizer.learning_rate=x", "optimizer.learning_rate=-1", "optimizer.learning_rate=inf"),
-    *("optimizer.betas=[1,2]", "optimizer.betas=0.9", "model=", "model=mpt-2b", "model=3", "model=[]"),
-    *("devices=0", "devices=-1", "devices=1.5", "devices=1,,2", "devices=all", "devices=[]"),
-    *(
-        "devices=99999999",
-        "global_batch=0",
-        "global_batch=7",
-        "microbatch=0",
-        "microbatch=-4",
-        "microbatch=x",
-    ),
-    *(
-        "precision=fp7",
-        "precision=fp8",
-        "sharding=half",
-        "attention=none",
-        "data=none",
-        "trainer=none",
-        "seed=x",
-        "seed=-1",
-    ),
-    *("activation_checkpointing=2", "layouts=zero-3", "cases=none", "warmup_steps=99", "sequence=3"),
+_PLAIN = (
+    "steps =3 steps= steps==3 steps=0 steps=-1 steps=1.5 steps=nan steps=1e99 steps=true steps=[1] "
+    "steps={a=1} steps=2000-01-01 stepz=3 a.b.c=1 .=1 steps.x=1 optimizer=3 optimizer.x=1 "
+    "optimizer.learning_rate=x optimizer.learning_rate=-1 optimizer.learning_rate=inf "
+    "optimizer.betas=[1,2] optimizer.betas=0.9 model= model=mpt-2b model=3 model=[] devices=0 "
+    "devices=-1 devices=1.5 devices=1,,2 devices=all devices=[] devices=99999999 global_batch=0 "
+    "global_batch=7 microbatch=0 microbatch=-4 microbatch=x precision=fp7 precision=fp8 sharding=half "
+    "attention=none data=none trainer=none seed=x seed=-1 activation_checkpointing=2 layouts=zero-3 "
+    "cases=none warmup_steps=99 sequence=3 "
 )
-CHECKPOINTS = (
-    *("steps", "steps=0", "steps=-1", "steps=x", "mode=soft", "place=", "place=s3://", "place=ftp://x/y"),
-    *("source=", "source=nowhere", "stepz=3", "=1", "mode=exact", "steps=3,steps=4"),
+SETTINGS = (*_PLAIN.split(), 'steps="3', f"steps={'9' * 5000}", "\udcff=3", "steps=\udcff")
+_SAVING = (
+    "steps steps=0 steps=-1 steps=x mode=soft place= place=s3:// place=ftp://x/y source= source=nowhere "
+    "stepz=3 =1 mode=exact steps=3,steps=4 "
 )
+CHECKPOINTS = tuple(_SAVING.split())
 
 
 def places(folder: Path) -> dict[str, str]:

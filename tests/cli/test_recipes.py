@@ -47,6 +47,13 @@ def test_a_plan_is_a_page_and_json_is_all_of_it() -> None:
     assert whole["commands"].keys() == {"devices=1", "devices=2"}
 
 
+def test_numbers_are_read_in_every_form() -> None:
+    leg = invoke(ROOT, "run", "recipes/mpt1b-convergence", *CPU, "--leg", "1", "--dry", "--json")
+    assert leg.returncode == 0, leg.stderr
+    done = invoke(ROOT, "predict", "mpt-1b", "--gpu", "h200", "--nodes", "1,2", "--nodes=4", "--json")
+    assert len(json.loads(done.stdout)["predictions"]) == 3
+
+
 def test_a_plan_of_an_image_is_a_page_and_json_is_all_of_it() -> None:
     assert invoke(ROOT, "build", "--stack", "cpu", "--dry").stdout.startswith("image     twinrun/cpu:")
     assert json.loads(invoke(ROOT, "build", "--stack", "cpu", "--dry", "--json").stdout)["command"]

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -76,84 +77,77 @@ def test_a_key_that_nobody_vouches_for_is_shown_as_such(record: Path, key: Path,
     assert "which signers does not vouch for" in read_record(record, PROJECT).signer
 
 
-def test_a_signature_of_another_record_is_refused(record: Path, key: Path) -> None:
+def _of_another_record(record: Path, key: Path) -> None:
     other = next(one for one in COMMITTED.parent.glob("*.json") if one.read_bytes() != COMMITTED.read_bytes())
-    signature = Path(sign(record, key=key).data["signature"]).read_bytes()
     shutil.copy(other, record)
-    Path(f"{record}.sig").write_bytes(signature)
-    with pytest.raises(InputError, match="the signature does not match"):
-        read_record(record, PROJECT)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "junk", "-----BEGIN SSH SIGNATURE-----\nAAAA\n-----END SSH SIGNATURE-----\n"]
-)
-def test_what_is_no_signature_is_refused(record: Path, text: str) -> None:
-    Path(f"{record}.sig").write_text(text)
-    with pytest.raises(InputError, match="the signature does not match"):
-        read_record(record, PROJECT)
-
-
-def test_a_signature_for_another_purpose_is_refused(record: Path, key: Path) -> None:
+def _of_git(record: Path, key: Path) -> None:
     digest = json.loads(record.read_text())["sha256"] + "\n"
     command = ["ssh-keygen", "-Y", "sign", "-f", str(key), "-n", "git"]
     done = subprocess.run(command, input=digest.encode(), check=True, capture_output=True)
     Path(f"{record}.sig").write_bytes(done.stdout)
-    with pytest.raises(InputError, match="the signature does not match"):
-        read_record(record, PROJECT)
 
 
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        (
-            'valid-before="20200101"',
-            "the key was not valid when it signed\n  found: line 1: key has expired",
-        ),
-        ('valid-after="20900101"', "not valid when it signed\n  found: line 1: key is not yet valid"),
-        ('namespaces="git"', "the key of ada@example.org may not sign this"),
-        ('nonsense="1"', "signers: not a line of a signer\n  found: line 1: bad options"),
-    ],
-)
-def test_a_key_that_may_not_sign_today_is_refused(
-    record: Path, key: Path, tmp_path: Path, option: str, said: str
+def _no_signature(text: str, record: Path, key: Path) -> None:
+    Path(f"{record}.sig").write_text(text)
+
+
+def _with_option(option: str, record: Path, key: Path) -> None:
+    signers = key.with_name("signers")
+    signers.write_text(signers.read_text().replace(" ssh", f" {option} ssh", 1))
+
+
+def _revoked(form: str, record: Path, key: Path) -> None:
+    revoked, public = key.with_name("revoked_keys"), key.with_name("key.pub")
+    make(key.with_name("other"))
+    shutil.copy(key.with_name("other.pub"), revoked)
+    assert read_record(record, PROJECT).signer == "signed by ada@example.org"
+    if form == "KRL":
+        subprocess.run(["ssh-keygen", "-q", "-k", "-f", str(revoked), str(public)], check=True)
+    else:
+        revoked.write_text(public.read_text() if form == "key" else "nonsense")
+
+
+def _signers_at(kind: str, record: Path, key: Path) -> None:
+    place = key.with_name("named")
+    if kind != "absent":
+        place.mkdir() if kind == "folder" else os.mkfifo(place)
+    os.environ["TWINRUN_SIGNERS"] = str(place)
+
+
+ARMOUR = "-----BEGIN SSH SIGNATURE-----\nAAAA\n-----END SSH SIGNATURE-----\n"
+UNLIKE, REVOKED = "the signature does not match", "the key of ada@example.org is revoked"
+REFUSED: dict[str, tuple[Callable[[Path, Path], None], str]] = {
+    "another record": (_of_another_record, UNLIKE),
+    "another purpose": (_of_git, UNLIKE),
+    **{repr(text[:9]): (partial(_no_signature, text), UNLIKE) for text in ("", "junk", ARMOUR)},
+    **{f"revoked by {form}": (partial(_revoked, form), REVOKED) for form in ("key", "KRL", "none")},
+    **{
+        f"signers {kind}": (partial(_signers_at, kind), "named: the signers cannot be read")
+        for kind in ("absent", "folder", "pipe")
+    },
+    **{
+        option: (partial(_with_option, option), said)
+        for option, said in {
+            'valid-before="20200101"': "was not valid when it signed\n  found: line 1: key has expired",
+            'valid-after="20900101"': "not valid when it signed\n  found: line 1: key is not yet valid",
+            'namespaces="git"': "the key of ada@example.org may not sign this",
+            'nonsense="1"': "signers: not a line of a signer\n  found: line 1: bad options",
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize(("spoil", "said"), REFUSED.values(), ids=REFUSED)
+def test_a_signature_that_says_nothing_is_refused(
+    record: Path, key: Path, spoil: Callable[[Path, Path], None], said: str
 ) -> None:
     sign(record, key=key)
-    signers = tmp_path / "signers"
-    signers.write_text(signers.read_text().replace(" ssh", f" {option} ssh", 1))
+    spoil(record, key)
     with pytest.raises(InputError) as caught:
         read_record(record, PROJECT)
     assert said in str(caught.value)
-
-
-@pytest.mark.parametrize("form", ["key", "KRL", "none"])
-def test_a_revoked_key_is_refused(record: Path, key: Path, tmp_path: Path, form: str) -> None:
-    sign(record, key=key)
-    revoked, public = tmp_path / "revoked_keys", str(key.with_name("key.pub"))
-    make(tmp_path / "other")
-    shutil.copy(tmp_path / "other.pub", revoked)
-    assert read_record(record, PROJECT).signer == "signed by ada@example.org"
-    if form == "KRL":
-        subprocess.run(["ssh-keygen", "-q", "-k", "-f", str(revoked), public], check=True)
-    else:
-        revoked.write_text(Path(public).read_text() if form == "key" else "nonsense")
-    with pytest.raises(InputError, match=r"the key of ada@example\.org is revoked"):
-        read_record(record, PROJECT)
-
-
-@pytest.mark.parametrize("kind", ["absent", "folder", "pipe"])
-def test_signers_that_cannot_be_read_are_said(
-    record: Path, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    sign(record, key=key)
-    place = tmp_path / "named"
-    if kind == "folder":
-        place.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(place)
-    monkeypatch.setenv("TWINRUN_SIGNERS", str(place))
-    with pytest.raises(InputError, match="named: the signers cannot be read"):
-        read_record(record, PROJECT)
 
 
 @pytest.mark.parametrize("by", ["option", "policy"])

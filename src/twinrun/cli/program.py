@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import cyclopts
 from cyclopts import App, CycloptsError, Parameter, exceptions
@@ -63,10 +63,12 @@ def read(kind: Any, tokens: Sequence[Any]) -> Any:
     place, texts = tokens[0].keyword or "", [token.value for token in tokens]
     if place and not all(texts):
         raise InputError(LACKING, place=place, found="nothing")
-    if kind in _NUMBERS:
-        return _number(kind, texts[0], place)
-    if (inner := get_args(kind)[:1]) and inner[0] in _NUMBERS:
-        return tuple(_number(inner[0], one, place) for text in texts for one in text.split(","))
+    # Of a field that may be left out the kind is `int | None`.
+    many, number = get_origin(kind) is tuple, next(iter(get_args(kind)), kind)
+    if number in _NUMBERS:
+        parts = [one for text in texts for one in (text.split(",") if many else [text])]
+        found = [_number(number, one, place) for one in parts]
+        return tuple(found) if many else found[0]
     return cyclopts.convert(kind, tokens)
 
 
