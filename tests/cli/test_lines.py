@@ -109,7 +109,7 @@ LINES: dict[str, str] = {
     "run RECIPE --set lr=1 ...": "--set lr: no such field | did you mean `optimizer.learning_rate`?",
     "run RECIPE --set batch_size=8 ...": "did you mean `global_batch`?",
     "run RECIPE --set devices=1,1 ...": "--set devices: expected counts of devices, each once found: 1,1",
-    "run RECIPE --stack cuda12.6-torch2.7 ...": "the stack is for another vendor found: cuda | hint: add --vendor cuda",
+    "run RECIPE --stack cuda12.6-torch2.7 ...": "for another vendor found: cuda | hint: add --vendor cuda",
 }
 
 
