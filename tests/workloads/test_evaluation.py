@@ -56,15 +56,15 @@ def test_requests_a_second_and_the_share_of_forward_passes_are_of_the_last_model
     assert found["forward-share"] == (0.25, "ratio", FORWARD_SHARE)
 
 
-def test_scores_of_checkpoints_are_a_table_and_the_loss_a_picture(checkpoints: Judged) -> None:
+def test_scores_of_checkpoints_stand_beside_the_last_and_the_loss_is_a_picture(checkpoints: Judged) -> None:
     (loss,) = checkpoints.overview.charts
     assert isinstance(loss, LineChart)
     assert len(loss.curves[0].spots) == STEPS
-    (table,) = checkpoints.workload.show(checkpoints.view)[1:]
-    rows = [("40", "0.500"), ("80", "0.625"), (str(STEPS), "0.750")]
-    assert [(row[0].text, row[1].text) for row in table.rows] == rows
-    assert table.rows[0][1].detail == "±0.073"
-    assert table.notes[0] == "checkpoint after step 40: sha256 c40"
+    (table,) = checkpoints.workload.show(checkpoints.view)
+    assert [one.title for one in table.columns[:4]] == ["task", "score", "after\nstep 40", "after\nstep 80"]
+    assert [one.text for one in table.rows[0][:4]] == ["fixture-shuffled", "0.750", "0.500", "0.625"]
+    assert table.rows[0][2].detail == "±0.073"
+    assert table.notes[-2] == "checkpoint after step 40: sha256 c40"
 
 
 @pytest.mark.parametrize(

@@ -282,8 +282,7 @@ def as_written(
 ) -> tuple[EvaluationPlan, Point[EvaluationPoint]]:
     """Return a plan's part as recipe.toml has it at the paper scale, of the plan's own model."""
     asked = overlay(tables.evaluation, scale=tables.scales.paper.set, manifest="recipe.toml", user={})
-    if part.given:
-        asked = asked.model_copy(update={"model": part.evaluation.model})
+    asked = asked.model_copy(update={"model": part.evaluation.model})
     written, own = _part(tables, asked), part.evaluation.training.model
     if written.shape and own in tables.models:
         written = written.model_copy(update={"shape": tables.models[own]})

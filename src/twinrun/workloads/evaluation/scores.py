@@ -169,47 +169,38 @@ def rules(part: EvaluationPlan, point: ScoredPoint) -> Iterator[Finding]:
 
 
 def show(record: EvaluationRecord) -> tuple[Table, ...]:
-    """Return the scores of every point, and those of its checkpoints below."""
-    return tuple(table for point in record.points for table in _tables(record, point))
+    """Return the scores of every point, those of its checkpoints beside them."""
+    return tuple(_table(record, point) for point in record.points)
 
 
-def _tables(record: EvaluationRecord, point: ScoredPoint) -> Iterator[Table]:
+def _table(record: EvaluationRecord, point: ScoredPoint) -> Table:
     *before, last = point.result.models
-    given, names = record.part.given, [*(one.name for one in record.part.tasks), MEAN]
+    ends, given = ("", *(f"/step-{one.step}" for one in before)), record.part.given
     rows = [
         (
             text(one.task),
-            _cell(point, one.task),
+            *(_cell(point, f"{one.task}{end}") for end in ends),
             text(one.rule),
             *(text(f"{one.by_rule[rule]:.3f}" if rule in one.by_rule else ABSENT) for rule in RULES),
             text(str(one.documents)),
         )
         for one in last.tasks
     ]
-    absent = (text(ABSENT),) * (len(RULES) + 2)
-    rules = (*number_columns("score"), *word_columns("rule"), *number_columns(*RULES, "documents"))
-    yield Table(
+    means = (_cell(point, f"{MEAN}{end}") for end in ends)
+    scores = number_columns("score", *(f"after\nstep {one.step}" for one in before))
+    rules = (*word_columns("rule"), *number_columns(*RULES, "documents"))
+    return Table(
         title=f"{point.id}: share of right answers, and its standard error",
-        columns=(*word_columns("task"), *rules),
-        rows=(*rows, (text("mean of the tasks"), _cell(point, MEAN), *absent)),
+        columns=(*word_columns("task"), *scores, *rules),
+        rows=(*rows, (text("mean of the tasks"), *means, *[text(ABSENT)] * len(rules))),
         notes=(
             f"harness: {point.result.harness}, {record.part.evaluation.shots} shots",
             *((f"model: {in_words(given)}",) if given else ()),
             f"{last.parameters:,} parameters, sha256 {last.sha256}",
             "rule: what the log-likelihood of an answer is divided by before the largest is taken",
+            *(f"checkpoint after step {one.step}: sha256 {one.checkpoint_sha256}" for one in before),
         ),
     )
-    if before:
-        made = (
-            f"checkpoint after step {one.step}: sha256 {one.checkpoint_sha256}" for one in (*before, last)
-        )
-        ends = [*((str(one.step), f"/step-{one.step}") for one in before), (str(last.step), "")]
-        yield Table(
-            title=f"{point.id}: scores while the training went on",
-            columns=(*word_columns("steps"), *number_columns(*names)),
-            rows=tuple((text(step), *(_cell(point, f"{name}{end}") for name in names)) for step, end in ends),
-            notes=tuple(made),
-        )
 
 
 def _cell(point: ScoredPoint, name: str) -> Cell:

@@ -160,11 +160,6 @@ class TrainingPoint(Frozen):
         """Steps that were done when it begins."""
         return self.leg.begin if self.leg else 0
 
-    @property
-    def processor(self) -> bool:
-        """Whether it is a leg on the processor of a machine, whatever GPUs that has."""
-        return self.leg is not None and self.leg.processor
-
 
 def trained(training: Training, layout: Layout | None) -> Training:
     """Return a training with the settings that a layout has of its own."""

@@ -82,16 +82,12 @@ FACTORS = (
 
 
 def progress(line: bytes) -> Progress:
-    """Read the line that a step writes."""
+    """Read the line that a step writes; of a control run only the losses count, which the record has."""
     step = StepMetrics.model_validate_json(line)
     which = f"control run {step.control}  " if step.control else ""
-    power = {} if step.watts is None else {"power": step.watts}
-    return Progress(
-        done=step.step,
-        status=f"{which}loss {step.loss:.4f}  {step.seconds:.3f} s/step",
-        # Of a control run only the losses count, which the record has.
-        values={} if step.control else {"step-time": step.seconds, **power},
-    )
+    told = {"step-time": step.seconds} | ({} if step.watts is None else {"power": step.watts})
+    status = f"{which}loss {step.loss:.4f}  {step.seconds:.3f} s/step"
+    return Progress(done=step.step, status=status, values={} if step.control else told)
 
 
 def numbers(

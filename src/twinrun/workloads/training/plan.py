@@ -236,7 +236,7 @@ def job(part: TrainingPlan, point: Point[TrainingPoint], attempt: int, run: Run)
     """Return the job of one attempt at a point, with the microbatch that it tries."""
     placed, own = point.part, part.at(point.part)
     shared = run.at(point) | {"data": run.folders.get("data", "")}
-    if placed.processor and run.accelerator:
+    if run.accelerator and placed.leg and placed.leg.processor:
         # The sensors are those of the GPUs.
         shared |= {"accelerator": False, "power": None}
     return TrainingJob(

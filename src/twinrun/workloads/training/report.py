@@ -159,10 +159,8 @@ def published_curves(drawn: Context, formula: str, models: Sequence[str]) -> Ite
 def _charts(records: Sequence[TrainingRecord], drawn: Context) -> Iterator[Chart]:
     formula, own = records[0].part.shape.formula, drawn.recipe.tables.training.model
     models = tuple(dict.fromkeys((own, *(one.part.training.model for one in records))))
-    shares, speeds = (
-        [one for place, record in enumerate(records) if (one := _curve(record, place, metric))]
-        for metric in ("model-flops-share", "tokens-per-second")
-    )
+    shares = [one for place, record in enumerate(records) if (one := _curve(record, place))]
+    theirs = [*published_curves(drawn, formula, models)] if shares else []
     axes: dict[str, Any] = {"x_label": "devices", "x_scale": "log2"}
     if shares:
         yield LineChart(
@@ -170,19 +168,18 @@ def _charts(records: Sequence[TrainingRecord], drawn: Context) -> Iterator[Chart
             title="Share of the dense peak, published and measured",
             y_label=f"MFU ({formula})",
             y_scale="share",
-            curves=(*shares, *published_curves(drawn, formula, models)),
+            curves=(*shares, *theirs),
             notes=("MFU is model FLOP/s over the dense bf16 peak of the same GPU; zero-based axis.",),
             **axes,
         )
-    scaled = [one for one in speeds if len(one.spots) > 1] if any(one.gpu for one in records) else []
-    if scaled:
-        theirs = [one for one in published_curves(drawn, formula, ()) if len(one.spots) > 1]
+    if any(len(one.spots) > 1 for one in shares):
+        scaled = [one for one in (*shares, *theirs) if one.kind != "reference" and len(one.spots) > 1]
         yield LineChart(
             name="efficiency",
             title="What scaling keeps of it",
             y_label="throughput per device, relative",
             y_scale="relative",
-            curves=tuple(map(_relative, (*scaled, *theirs))),
+            curves=tuple(map(_relative, scaled)),
             notes=("Each series is relative to its own smallest point; the axis does not start at zero.",),
             **axes,
         )
@@ -190,10 +187,9 @@ def _charts(records: Sequence[TrainingRecord], drawn: Context) -> Iterator[Chart
         yield from _losses(records[0], drawn.recipe.published)
 
 
-def _curve(record: TrainingRecord, place: int, metric: str) -> Curve | None:
-    # A leg on the processor of a machine with GPUs says nothing of them.
-    points = [one for one in record.points if not (record.gpu and one.part.processor)]
-    spots = [sampled(point.devices, one) for point in points if (one := point.measurement(metric))]
+def _curve(record: TrainingRecord, place: int) -> Curve | None:
+    measured_points = ((one.devices, one.measurement("model-flops-share")) for one in record.points)
+    spots = [sampled(devices, one) for devices, one in measured_points if one]
     label = f"{record.label}, {record.part.training.model}{record.part.variant}"
     return curve(label, "measured", place, spots, f"run {record.run}") if spots else None
 
