@@ -3,150 +3,162 @@
 `python -m tools.fit_predictions` writes it; with `--score` it leaves each source out whole and writes into
 `scores.csv` how far predictions of it are off: without a run of it, with one, and with three.
 
-Of runs, what those of one model and of one layout share is one covariance matrix, whose three deviations are
-chosen with the effects, by the likelihood. Deviations of effects follow from the effects themselves, as far
-as there are enough (an inverse gamma of four degrees about those that calibration.toml starts from).
+Deviations of effects follow from the effects themselves, as far as there are enough of a level (an inverse
+gamma of four degrees about those that calibration.toml starts from).
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any, TypeAlias
 
 import numpy as np
+from pydantic import Field
 from scipy.linalg import solve_triangular
-from scipy.optimize import least_squares, minimize
+from scipy.optimize import least_squares
 
+from twinrun.foundation.manifest import load_rows
+from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.predict import calibration as fitted
-from twinrun.predict.calibration import EXPERTS, OWN, TIME, UNSEEN, Calibration, Effect, Key, Run, told
-from twinrun.predict.rows import ROWS, Score, rows
+from twinrun.predict.calibration import UNSEEN, Calibration, Effect, Key, Run, Subject
+from twinrun.predict.claims import Score
+from twinrun.predict.configured_model import of_config
+from twinrun.predict.parallel_layout import Cuts, Machines, ParallelLayout
 from twinrun.predict.step import IDEAL
+from twinrun.protocol.models import ModelShape, member
+from twinrun.protocol.models.mpt import MptShape
 
 ROOT = Path(__file__).resolve().parents[1]
-SCORES = ROWS.with_name("scores.csv")
+TABLES = fitted.EFFECTS.parent
+# The config.json of models that rows name.
+CONFIGS = json.loads((TABLES / "configs.json").read_text(encoding="utf-8"))
 Array: TypeAlias = Any
-Seen: TypeAlias = Callable[[Any], tuple[Any, Any]]
-# Rounds of effects and deviations, degrees of freedom of the latter's prior, directions that are kept,
-# deviations from which on an error counts by its size, and effects of which no deviation is learned.
-ROUNDS, DEGREES, DIRECTIONS, LARGE, FEW = 2, 4.0, 48, 2.0, 2
+# Rounds of effects and deviations, evaluations of each, deviations from which on an error counts by its size;
+# degrees of freedom of the deviations' prior, directions that are kept, and effects of a level of which no
+# deviation is learned.
+ROUNDS, EVALUATIONS, LARGE, DEGREES, DIRECTIONS, FEW = 2, 8, 2.0, 4.0, 48, 2
 
 
-class Fitting:
-    """Rows with the effects that move their times."""
+class Row(Cuts):
+    """One line of rows.csv."""
 
-    def __init__(self, runs: Sequence[Run], known: Calibration) -> None:
-        self.runs, self.known, self.levels = runs, known, OWN + EXPERTS
-        index: dict[Key, int] = {}
-        self.where = [
-            {
-                rate: [index.setdefault(key, len(index)) for key in keys if key[1] not in self.levels]
-                for rate in (*IDEAL, TIME)
-                for keys in [run.subject.keys(rate, known.rate[rate])]
-            }
-            for run in runs
-        ]
-        self.keys = [*index]
-        self.start = np.array([known.rate[rate].spread[level] for rate, level, _ in self.keys])
-        models = defaultdict(list)
-        for number, run in enumerate(runs):
-            models[run.subject.names[run.subject.own[0]]].append(number)
-        # Rows that share a model, and which of them share a layout.
-        layouts = [run.subject.names[run.subject.own[1]] for run in runs]
-        self.groups = [
-            (group, np.array([[layouts[a] == layouts[b] for b in group] for a in group]))
-            for group in models.values()
-        ]
+    source: str
+    software: str
+    gpu: str
+    devices_per_node: int
+    """Devices that links join: of a rack of GB200 all that the run used of it."""
+    nodes: int
+    network_gbit: float
+    model: str
+    """Member of a family, a key of configs.json, or nothing for a GPT of the sizes that follow."""
+    width: int
+    heads: int
+    layers: int
+    vocabulary: int
+    sequence: int
+    microbatch: int
+    seconds: float = Field(gt=0)
+    """Seconds of an optimizer step, as published or as recorded."""
+    peak_gib: float
+    """Memory of a device at its most, as published or as recorded; 0 where nobody says it."""
 
-    def seen(self, effects: Array) -> tuple[Array, Array]:
-        """Return the logarithms of predicted over measured times, and their derivatives."""
-        missed, table = np.zeros(len(self.runs)), np.zeros((len(self.runs), len(effects)))
-        for number, (run, where) in enumerate(zip(self.runs, self.where, strict=True)):
-            sums = {rate: effects[found].sum() for rate, found in where.items()}
-            rates = {rate: self.known.rate[rate].middle * math.exp(sums[rate]) for rate in IDEAL}
-            missed[number] = math.log(run.subject.time(rates).seconds / run.seconds) + sums[TIME]
-            for rate, slope in {**fitted.slopes(run.subject, rates), TIME: 1.0}.items():
-                table[number, where[rate]] = slope
-        return missed, table
+    @property
+    def shape(self) -> ModelShape:
+        """The model."""
+        if config := CONFIGS.get(self.model):
+            return of_config(config, sequence=self.sequence, file=self.model)[0]
+        if self.model:
+            return member(f"{self.model}-{self.sequence}", place="rows.csv")
+        return MptShape(**self.model_dump(include={"width", "heads", "layers", "vocabulary", "sequence"}))
 
-    def white(self, values: Array, noise: Array) -> tuple[Array, float]:
-        """Return rows' values so that their noise is independent and of one, and its log determinant."""
-        found, logs = np.empty_like(values), 0.0
-        for group, same in self.groups:
-            model, layout, run = noise[3:] if self.runs[group[0]].subject.own is EXPERTS else noise[:3]
-            root = np.linalg.cholesky(model**2 + layout**2 * same + run**2 * np.eye(len(group)))
-            found[group] = solve_triangular(root, values[group], lower=True)
-            logs += float(np.log(np.diag(root)).sum())
-        return found, logs
+    def run(self, gpus: Mapping[str, Gpu], known: Calibration) -> Run:
+        """Return what ran, and how long its step took."""
+        software = known.of(self.software)
+        layout = software.applied(ParallelLayout.of(self, microbatch=self.microbatch))
+        machines = Machines.of(gpus[self.gpu], self.nodes, self.devices_per_node, self.network_gbit or None)
+        return Run(Subject(self.shape, machines, layout, software, self.source), self.seconds)
 
-    def errors(self, at: Seen, spread: Array, noise: Array, scaled: Array) -> Array:
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """Return all rows."""
+    return load_rows(TABLES / "rows.csv", Row)
+
+
+def fit(runs: Sequence[Run], known: Calibration, *, rounds: int = 1, learn: bool = False) -> Calibration:
+    """Return the calibration with the effects of most probability, and how the rows narrow them.
+
+    Args:
+        known: where it starts from.
+        learn: whether deviations of effects are learned, too.
+    """
+    index: dict[Key, int] = {}
+    where = [
+        {rate: [index.setdefault(key, len(index)) for key in run.subject.keys(rate, known)] for rate in IDEAL}
+        for run in runs
+    ]
+    effects = np.array([known.effect(key).mean for key in index])
+    spread = np.array([known.effect((*key[:2], UNSEEN)).spread for key in index])
+    # What rows of one model, layout or run have alone is nobody else's: it is the noise of the others.
+    alone = np.array([key[1].endswith(fitted.ALONE) for key in index])
+    slower, table = np.zeros(len(runs)), np.zeros((len(runs), len(index)))
+
+    def errors(scaled: Array) -> Array:
         """Return what is to be small: errors of rows, and effects over their deviations."""
-        return np.concatenate([self.white(at(scaled * spread)[0], noise)[0], scaled])
+        effects[~alone] = scaled * spread[~alone]
+        for number, (run, found) in enumerate(zip(runs, where, strict=True)):
+            sums = {rate: effects[some].sum() for rate, some in found.items()}
+            rates = {rate: known.rate[rate].middle * math.exp(one) for rate, one in sums.items()}
+            slower[number] = math.log(run.seconds / run.subject.at(rates).seconds)
+            for rate, slope in fitted.slopes(run.subject, rates).items():
+                table[number, found[rate]] = slope
+        return np.concatenate([solve_triangular(root, slower, lower=True), scaled])
 
-    def slopes(self, at: Seen, spread: Array, noise: Array, scaled: Array) -> Array:
-        """Return its derivatives."""
-        return np.vstack([self.white(at(scaled * spread)[1] * spread, noise)[0], np.eye(len(scaled))])
+    def slopes(scaled: Array) -> Array:
+        """Return derivatives where errors were asked for last."""
+        narrow = solve_triangular(root, table[:, ~alone] * spread[~alone], lower=True)
+        return np.vstack([-narrow, np.eye(len(scaled))])
 
-    def fit(self, rounds: int = ROUNDS, *, settled: bool = False) -> dict[Key, Effect]:
-        """Return the effects of most probability, and how the rows narrow them.
+    for _ in range(rounds):
+        root, effects[alone] = np.eye(len(runs)), 0.0
+        errors(effects[~alone] / spread[~alone])
+        own = table[:, alone] * spread[alone]
+        root = np.linalg.cholesky(own @ own.T)
+        terms = {"jac": slopes, "loss": "soft_l1", "f_scale": LARGE, "max_nfev": EVALUATIONS}
+        best = least_squares(errors, effects[~alone] / spread[~alone], **terms).x
+        weight = np.sqrt(1 + (errors(best)[: len(runs)] / LARGE) ** 2) ** -0.5
+        narrow = weight[:, None] * slopes(best)[: len(runs)]
+        after = np.linalg.inv(np.eye(len(best)) + narrow.T @ narrow)
+        # Mean squares of each effect, in deviations of it.
+        gain, before, squares = np.linalg.solve(own @ own.T, own), spread, np.zeros(len(spread))
+        squares[~alone] = best**2 + np.diag(after)
+        squares[alone] = (gain.T @ slower) ** 2 + 1 - (own * gain).sum(axis=0)
+        spread = learned(index, known, spread**2 * squares) if learn else spread
+    values, vectors = np.linalg.eigh(np.eye(len(after)) - after)
+    directions = (vectors * np.sqrt(np.clip(values, 0, 1)))[:, ::-1][:, :DIRECTIONS]
+    keys, every = [*index], dict[Key, Effect]()
+    for number, some in zip(np.flatnonzero(~alone), directions, strict=True):
+        every[keys[number]] = Effect(float(effects[number]), float(before[number]), tuple(map(float, some)))
+    every |= {(*key[:2], UNSEEN): Effect(0.0, float(before[number])) for key, number in index.items()}
+    return known.model_copy(update={"effects": every})
 
-        Args:
-            settled: deviations are those of the calibration's effects, not those of its priors.
-        """
-        effects, known = np.zeros(len(self.keys)), self.known if settled else self.known.fitted({})
-        spread = np.array([known.effect((*key[:2], UNSEEN)).spread for key in self.keys])
-        noise = np.array([known.effect((TIME, level, UNSEEN)).spread for level in self.levels])
-        kept_last = lru_cache(2)(lambda effects: self.seen(np.frombuffer(effects)))
-        at: Seen = lambda effects: kept_last(effects.tobytes())  # noqa: E731
-        for _ in range(rounds):
-            errors, table_of = (
-                partial(self.errors, at, spread, noise),
-                partial(self.slopes, at, spread, noise),
-            )
-            terms = {"jac": table_of, "loss": "soft_l1", "f_scale": LARGE, "max_nfev": 12}
-            effects = least_squares(errors, effects / spread, **terms).x * spread
-            missed, table = at(effects)
-            weight = 1 / np.sqrt(1 + (self.white(missed, noise)[0] / LARGE) ** 2)
-            narrow = np.sqrt(weight)[:, None] * self.white(table * spread, noise)[0]
-            after = np.linalg.inv(np.eye(len(effects)) + narrow.T @ narrow)
-            old, spread = spread, self.spreads(effects**2 + np.diag(after) * spread**2)
-            noise = self.noise(missed, noise)
-        values, vectors = np.linalg.eigh(np.eye(len(effects)) - after)
-        most = np.argsort(values)[::-1][:DIRECTIONS]
-        directions = vectors[:, most] * np.sqrt(np.clip(values[most], 0, 1))
-        kept = {
-            key: Effect(float(effects[number]), float(old[number]), tuple(map(float, directions[number])))
-            for number, key in enumerate(self.keys)
-        }
-        kept |= {(*key[:2], UNSEEN): Effect(0.0, one.spread) for key, one in kept.items()}
-        own = zip(self.levels, noise, strict=True)
-        return kept | {(TIME, level, UNSEEN): Effect(0.0, float(one)) for level, one in own}
 
-    def spreads(self, squares: Array) -> Array:
-        """Return the deviations of effects by level, given the mean squares of each."""
-        found, groups = self.start.copy(), defaultdict(list)
-        for number, key in enumerate(self.keys):
-            groups[key[:2]].append(number)
-        for several in (one for one in groups.values() if len(one) > FEW):
-            total = DEGREES * self.start[several[0]] ** 2 + squares[several].sum()
-            found[several] = math.sqrt(total / (DEGREES + len(several)))
-        return found
-
-    def noise(self, missed: Array, start: Array) -> Array:
-        """Return the most probable deviations of what models, layouts and runs have alone."""
-
-        def against(logs: Array) -> float:
-            apart, size = self.white(missed, np.exp(logs))
-            return float(size + (apart**2).sum() / 2 + ((logs - np.log(start)) ** 2).sum())
-
-        return np.exp(minimize(against, np.log(start), method="Nelder-Mead", options={"maxfev": 120}).x)
+def learned(keys: Iterable[Key], known: Calibration, squares: Array) -> Array:
+    """Return the deviations of effects by level, given the mean squares of each."""
+    found, levels = np.zeros(len(squares)), [key[:2] for key in keys]
+    for rate, level in dict.fromkeys(levels):
+        several, stated = [one == (rate, level) for one in levels], known.rate[rate].spread[level]
+        total, count = DEGREES * stated**2 + squares[several].sum(), DEGREES + sum(several)
+        found[several] = math.sqrt(total / count) if sum(several) > FEW else stated
+    return found
 
 
 def score(mine: Sequence[Run], known: Calibration, anchors: int) -> tuple[float, ...]:
@@ -155,19 +167,11 @@ def score(mine: Sequence[Run], known: Calibration, anchors: int) -> tuple[float,
     for number, run in enumerate(mine):
         gpu = run.subject.machines.gpu
         same = [other for other in mine if other is not run and other.subject.machines.gpu == gpu]
-        some = tuple(
-            same[number % (len(same) // anchors or 1) :: len(same) // anchors or 1] if anchors else ()
-        )
-        said = told(run.subject, fitted.Basis(run.subject.software, known, some[:anchors]))
+        step = len(same) // anchors or 1 if anchors else 1
+        said = fitted.told(run.subject, same[number % step :: step][:anchors], known)
         error = math.log(said.seconds / run.seconds)
         found.append((abs(math.expm1(error)), math.expm1(error), abs(error) <= said.half, said.half))
     return tuple(map(mean, zip(*found, strict=True)))
-
-
-def written(path: Path, lines: Iterable[Iterable[object]]) -> None:
-    """Write a table without heads."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -175,20 +179,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--score", action="store_true", help="leave each source out")
     options, known, gpus = parser.parse_args(arguments), fitted.calibration(), Project(ROOT).gpus
-    runs, lines = [(row.source, row.run(gpus, known)) for row in rows()], [tuple(Score.model_fields)]
+    runs, lines = [row.run(gpus, known) for row in rows()], [tuple(Score.model_fields)]
     if not options.score:
-        found = sorted(Fitting([run for _, run in runs], known).fit().items())
-        both = zip(found, [(one.mean, one.spread, *one.directions) for _, one in found], strict=True)
-        written(fitted.EFFECTS, ([*key, *(f"{number:.4g}" for number in line)] for (key, _), line in both))
-        return
-    for source in known.source:
-        left = Fitting([run for one, run in runs if one != source], known).fit(1, settled=True)
-        mine = [run for one, run in runs if one == source]
+        found = fit(runs, known.model_copy(update={"effects": {}}), rounds=ROUNDS, learn=True).effects
+        figures = {key: (one.mean, one.spread, *one.directions) for key, one in sorted(found.items())}
+        lines = [(*key, *(f"{number:.4g}" for number in some)) for key, some in figures.items()]
+    for source in known.source if options.score else ():
+        left = fit([run for run in runs if run.subject.place != source], known)
+        mine = [run for run in runs if run.subject.place == source]
         for anchors in (one for one in (0, 1, 3) if len(mine) > one):
-            figures = [f"{one:.4f}" for one in score(mine, known.fitted(left), anchors)]
-            lines.append((source, str(len(mine)), str(anchors), *figures))
+            said = (f"{one:.4f}" for one in score(mine, left, anchors))
+            lines.append((source, str(len(mine)), str(anchors), *said))
             print(*lines[-1], flush=True)
-    written(SCORES, lines)
+    path = TABLES / "scores.csv" if options.score else fitted.EFFECTS
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(lines)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,10 @@ from twinrun.foundation.files import write_atomically
 from twinrun.foundation.signatures import SUFFIX, signature_of, signers_of
 from twinrun.manifests.cluster import load_site
 from twinrun.planning.project import Project
-from twinrun.predict.calibration import SOFTWARE, basis
-from twinrun.predict.prediction import Prediction
-from twinrun.predict.request import LayoutSettings, machines_of, predict_at
+from twinrun.predict import prediction
+from twinrun.predict.calibration import SOFTWARE, calibration
+from twinrun.predict.parallel_layout import Machines
+from twinrun.predict.request import LayoutSettings
 from twinrun.protocol.models import member
 from twinrun.results.judge import judged
 from twinrun.results.judged import Judged
@@ -124,7 +125,7 @@ def predict(
     global_batch: int = 512,
     software: str = SOFTWARE,
     root: Path = ROOT,
-) -> Prediction:
+) -> prediction.Prediction:
     """Predict memory and time of a training step of a member of a model family.
 
     Args:
@@ -139,11 +140,12 @@ def predict(
     >>> round(found.memory.bytes / 2**30) < 80
     True
     """
-    settings = LayoutSettings(model=model, global_batch=global_batch)
-    machines = machines_of(
+    settings = LayoutSettings(global_batch=global_batch)
+    machines = Machines.of(
         Project(root).gpus[gpu], nodes=nodes, devices_per_node=devices_per_node, network=None
     )
-    return predict_at(member(model, place="model"), machines, settings, basis(software))
+    shape, known = member(model, place="model"), calibration().of(software)
+    return prediction.predict(settings.subject(shape, machines, known))
 
 
 def checkpoints(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
 from tests.contracts.tree import ROOT
-from twinrun.foundation.errors import InputError
 from twinrun.planning.project import Project
 from twinrun.predict.calibration import Subject, calibration, rates_of
 from twinrun.predict.configured_model import generic_flops
@@ -43,36 +41,25 @@ def drawn(count: int, seed: int) -> Iterator[tuple[Subject, dict[str, float]]]:
             shards=source.choice(("none", "optimizer", "gradients", "parameters")),
             recomputation=source.choice((False, "selective", True)),
         )
-        if not peak(machines.gpu, layout.precision):
-            continue
-        try:
-            layout.check(shape.work(), machines)
-        except InputError:
+        if not peak(machines.gpu, layout.precision) or layout.fault(shape.work(), machines):
             continue
         found += 1
         one = Subject(shape, machines, layout, software)
-        yield one, {name: rate * source.lognormvariate(0, 0.5) for name, rate in rates_of(one, KNOWN).items()}
+        rates = {name: rate * source.lognormvariate(0, 0.5) for name, rate in rates_of(one, KNOWN).items()}
+        yield one, rates | {"time": 1.0}
 
 
 def bounds(one: Subject) -> dict[str, float]:
     """Return the least seconds of a step by each thing that limits it, from the data sheet alone."""
     work, machines, layout = one.work, one.machines, one.layout
     gpu, devices, node = machines.gpu, machines.devices, machines.devices_per_node
-    tokens, count, copies = (
-        layout.global_batch * work.sequence,
-        layout.microbatches(devices),
-        layout.copies(devices),
-    )
+    tokens, count = layout.global_batch * work.sequence, layout.microbatches(devices)
+    copies, weights = layout.copies(devices), sum(product.weights for product in work.block.products)
+    held = work.layers * weights / (layout.tensor * layout.pipeline)
     found = {
-        "FLOP over peak": tokens * generic_flops(work)[0] / devices / peak(gpu, layout.precision),
+        "FLOP over peak": tokens * generic_flops(work) / devices / peak(gpu, layout.precision),
         # Products read their weights in three passes of each microbatch.
-        "bytes over memory": 3
-        * count
-        * 2
-        * work.layers
-        * sum(product.weights for product in work.block.products)
-        / (layout.tensor * layout.pipeline)
-        / gpu.device_bandwidth_bytes_s,
+        "bytes over memory": 3 * count * 2 * held / gpu.device_bandwidth_bytes_s,
     }
     split = layout.shards == "parameters"
     size = layout.held(work) * (
@@ -96,7 +83,7 @@ def bounds(one: Subject) -> dict[str, float]:
 def hold(count: int, seed: int) -> None:
     for one, rates in drawn(count, seed):
         for known in (rates, IDEAL):
-            time = one.time(known).seconds
+            time = one.at(known).seconds
             for name, least in bounds(one).items():
                 assert time >= least * (1 - 1e-9), (name, time, least, one)
 
@@ -114,6 +101,6 @@ def test_gradients_of_tensor_ranks_share_the_network_of_their_node() -> None:
     """13 billion gradients of fp32 leave each of 16 nodes twice, at 100 Gbit/s: 7.8 s."""
     machines = Machines({gpu.id: gpu for gpu in GPUS}["h100-80gb"], 8, 16, 12.5e9)
     layout = ParallelLayout(global_batch=512, microbatch=4, tensor=8)
-    for cut in (layout, replace(layout, shards="parameters", tensor=4)):
+    for cut in (layout, layout.replace(shards="parameters", tensor=4)):
         one = Subject(members()["mpt-13b"], machines, cut, KNOWN.of("twinrun-2026"))
-        assert one.time(rates_of(one, KNOWN)).collectives >= 0.9 * 7.7
+        assert one.at(rates_of(one, KNOWN)).collectives >= 0.9 * 7.7

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from tests.contracts.tree import ROOT
 from tests.records import training_record
 from twinrun.foundation.errors import InputError
 from twinrun.planning.project import Project
-from twinrun.predict.calibration import basis, calibration
+from twinrun.predict.calibration import calibration
 from twinrun.predict.parallel_layout import Machines, ParallelLayout
-from twinrun.predict.search import Offer, Search, best, layouts, unordered
+from twinrun.predict.search import Search, best, layouts
 from twinrun.protocol.models import member
 
 GPUS = Project(ROOT).gpus
@@ -24,42 +23,42 @@ KNOWN = calibration()
 LIKE = ParallelLayout(global_batch=1536, microbatch=1, shards="parameters")
 
 
-def offer(gpu: str = "h200", *, nodes: int = 1, price: float = 1.0) -> Offer:
-    return Offer(Machines(GPUS[gpu], 8, nodes, 400e9), price)
+def offer(gpu: str = "h200", *, nodes: int = 1, price: float = 1.0) -> Machines:
+    return Machines(GPUS[gpu], 8, nodes, 400e9, price)
 
 
-def search(*offers: Offer, model: str = "mpt-7b", **more: Any) -> Search:
-    rests = basis(more.pop("software", "twinrun-2026"))
-    return best(member(model, place="model"), offers, LIKE, rests, **({"count": 3} | more))
+def search(*offers: Machines, model: str = "mpt-7b", **more: Any) -> Search:
+    software = KNOWN.of(more.pop("software", "twinrun-2026"))
+    return best(member(model, place="model"), offers, LIKE, software, **({"count": 3} | more))
 
 
 def test_the_cheapest_is_the_same_twice_and_surely_fits() -> None:
-    first, again = (search(offer(nodes=4), model="mpt-13b") for _ in range(2))
-    assert [one.prediction.layout for one in first.best] == [one.prediction.layout for one in again.best]
-    assert first.seen > 500
-    assert {one.prediction.memory.fit(GPUS["h200"]) for one in first.best} == {"FITS"}
-    sure = [one.price_interval(1e9)[1] for one in first.best]
+    offers = [offer(nodes=nodes) for nodes in (1, 2, 4)]
+    first, again = (search(*offers, model="mpt-13b") for _ in range(2))
+    assert [one.layout for one in first.best] == [one.layout for one in again.best]
+    assert first.seen > 4000
+    assert {one.memory.fit(GPUS["h200"]) for one in first.best} == {"FITS"}
+    sure = [one.prices(1e9)[2] for one in first.best]
     assert sure == sorted(sure)
-    answers = {
-        (one.offer, one.prediction.layout.tensor, one.prediction.layout.pipeline) for one in first.best
-    }
+    answers = {(one.machines, one.layout.tensor, one.layout.pipeline) for one in first.best}
     assert len(answers) == len(first.best)
 
 
 def test_no_order_is_said_of_gpus_whose_intervals_overlap() -> None:
     dear = search(offer("h200"), offer("mi300x"))
-    first, second = dear.by_gpu
-    even = first.price(1.0) / second.price(1.0)
+    names = ("h200", "mi300x")
+    first, second = (next(one for one in dear.best if one.machines.gpu.id == name) for name in names)
+    even = first.prices(1.0)[0] / second.prices(1.0)[0]
     # At a price that makes both cost the same there is no order, at a tenth of it there is.
     same, cheap = (search(offer("h200"), offer("mi300x", price=even / share)) for share in (1, 10))
-    assert set(unordered(same)) == {GPUS["h200"].name, GPUS["mi300x"].name}
-    assert unordered(cheap) == ()
-    assert {one.offer.machines.gpu.id for one in cheap.by_gpu} == {"h200", "mi300x"}
+    assert set(same.unordered) == {GPUS["h200"].name, GPUS["mi300x"].name}
+    assert cheap.unordered == ()
+    assert {one.machines.gpu.id for one in cheap.best} == {*names}
 
 
 def test_what_does_not_divide_is_left_out_and_counted() -> None:
     some = search(offer(nodes=1), offer(nodes=5), software="foundry-2023-10")
-    assert [one.offer.machines.nodes for one in some.best] == [1] * len(some.best)
+    assert [one.machines.nodes for one in some.best] == [1] * len(some.best)
     assert some.left_out == (f"{GPUS['h200'].name}, 5 x 8 devices",)
     with pytest.raises(InputError, match="no layout divides"):
         search(offer(nodes=5), software="foundry-2023-10")
@@ -67,27 +66,23 @@ def test_what_does_not_divide_is_left_out_and_counted() -> None:
 
 def test_a_goal_asks_for_more_nodes_and_the_price_for_another_gpu() -> None:
     few, many = offer(), offer(nodes=4)
-    assert search(few, many).best[0].offer == few
-    goal = search(few).best[0].tokens_per_second * 1.5
+    assert search(few, many).best[0].machines == few
+    goal = search(few).best[0].rate * 1.5
     asked = search(few, many, goal=goal)
-    assert {one.offer for one in asked.best} == {many}
-    assert all(one.tokens_per_second >= goal for one in asked.best)
+    assert {one.machines for one in asked.best} == {many}
+    assert all(one.rate >= goal for one in asked.best)
     dear, cheap = offer("h200", price=4.0), offer("h100-80gb", price=1.0)
-    assert search(dear, cheap).best[0].offer == cheap
+    assert search(dear, cheap).best[0].machines == cheap
 
 
 def test_what_no_layout_reaches_says_what_the_fastest_makes() -> None:
     found = search(offer(), goal=1e12)
     assert found.best == ()
     assert found.fastest
-    assert found.fastest.tokens_per_second == max(one.tokens_per_second for one in search(offer()).best)
+    assert found.fastest.rate == max(one.rate for one in search(offer()).best)
     unknown = search(offer("l40s"), model="mambaoutai")
     assert unknown.seen == 0
     assert "selective scan" in unknown.unknown[0]
-
-
-def test_thousands_of_layouts_are_searched() -> None:
-    assert search(*(offer(nodes=nodes) for nodes in (1, 2, 4))).seen > 4000
 
 
 def test_the_command_prints_the_cheapest_of_two_gpus() -> None:
@@ -137,7 +132,7 @@ def test_a_record_of_the_same_gpu_is_learned_from() -> None:
 @pytest.mark.parametrize("name", ["megatron-2025", "torchtitan-2025", "twinrun-2026", "foundry-2023-10"])
 def test_a_sweep_has_what_the_software_has(name: str) -> None:
     software, work = KNOWN.of(name), member("llama-8b", place="model").work()
-    found = list(layouts(work, offer(nodes=2).machines, replace(LIKE, global_batch=64), software))
+    found = list(layouts(work, offer(nodes=2), LIKE.replace(global_batch=64), software))
     assert all(software.refuses(one) is None for one in found)
     for cut in ("tensor", "pipeline", "context", "interleaved"):
         assert (max(getattr(one, cut) for one in found) > 1) == (cut in software.cuts)
@@ -149,6 +144,8 @@ def test_a_sweep_has_what_the_software_has(name: str) -> None:
         ("mpt-7b --gpu h200 --devices-per-node 7 --set tensor=4", "does not divide 7 devices"),
         ("mpt-7b --gpu h200 --set global_batch=100", "does not divide 100 sequences"),
         ("mpt-7b --gpu h200 --set experts=16", "experts are spread"),
+        ("mpt-7b --gpu h200 --devices-per-node 3 --set tensor=3", "does not divide 4096 features"),
+        ("mpt-7b --gpu h200 --nodes 8 --network 800 --set pipeline=64", "a part of a stage has a layer"),
         ("mpt-7b --gpu h200 --nodes 0", "expected a count"),
         ("mpt-7b --gpu h200 --nodes 2 --network 0", "a finite number above 0"),
         ("mpt-7b --gpu h200 --price 0", "a finite number above 0"),
@@ -156,9 +153,8 @@ def test_a_sweep_has_what_the_software_has(name: str) -> None:
         ("mpt-7b --gpu h200 --sweep --goal 0", "a finite number above 0"),
         ("mpt-7b --gpu h200 --sweep --days 3", "only with --tokens"),
         ("mpt-7b --gpu h200 --goal 3", "only with --sweep"),
-        ("mpt-7b --gpu h200 --set model=mpt-13b", "the model is the argument"),
+        ("mpt-7b --gpu h200 --set model=mpt-13b", "no such field"),
         ("mpt-7b --gpu h200 --set devices=4", "no such field"),
-        ("mpt-7b --gpu mi250 --set precision=fp8", "no fp8"),
         ("mpt-7b --gpu h200 --measured tokens_per_second=400000", "more than the data sheet allows"),
         ("mpt-7b --gpu h200 --measured nodes=1", "a run has a speed"),
         ("mpt-7b --gpu h200 --measured README.md", "the log says no speed"),

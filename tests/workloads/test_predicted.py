@@ -21,7 +21,7 @@ def test_every_microbatch_of_a_plan_is_predicted() -> None:
 def test_published_claims_have_a_predicted_value_on_the_page_of_their_publication() -> None:
     project = Project(ROOT)
     rows = {row.claim.id: row.cells for key in ("001", "002") for row in publication_rows(key, project, {})}
-    assert rows["throughput-4096-one-node"][3].startswith("○ 68,8")
+    assert rows["throughput-4096-one-node"][3].startswith("○ 69,0")
     assert rows["scan-forward-mi250"][3] == "○ 1.392 (0.868 to 4.357)"
     assert rows["throughput-1-node"][1] == "◆ 166 TFLOP/s per card"
 

@@ -14,12 +14,12 @@ from twinrun.cli.program import Count, demand_one, demand_with, demand_without
 from twinrun.foundation.cache import project_root
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.planning.project import Project
-from twinrun.predict.calibration import SOFTWARE, Run, basis
-from twinrun.predict.kernel_times import kernel_times
-from twinrun.predict.measured import run_of
-from twinrun.predict.parallel_layout import Machines
-from twinrun.predict.request import Asked, machines_of, predict_at, subject_of_model, subject_of_recipe
-from twinrun.predict.search import Offer, best, unordered
+from twinrun.predict import prediction
+from twinrun.predict.calibration import SOFTWARE, Run, calibration
+from twinrun.predict.parallel_layout import Machines, Software
+from twinrun.predict.request import Asked, asked_of_model, asked_of_recipe, run_of
+from twinrun.predict.search import best
+from twinrun.predict.step import kernel_times
 from twinrun.protocol.models import members
 from twinrun.report.prediction import DAY, predictions_view, search_view
 from twinrun.results.judged import Judged
@@ -78,37 +78,39 @@ def predict(
     demand_one(goal=goal, days=days)
     demand_without("kernels", kernels, sweep=sweep, measured=measured, tokens=tokens, price=price, set=set)
     if kernels:
-        return _kernels([one.arch.replace("_", "") for one in gpus])
+        return _kernels([one.arch for one in gpus])
     if not subject:
         raise InputError("SUBJECT is missing", place="twinrun predict", allowed="a recipe, a model or a file")
     path = Path(subject)
     of_model = path.suffix == ".json" or (path / "config.json").is_file() or subject in members()
     of_model = of_model or ("/" not in subject and subject not in project.recipe_names)
-    asked = subject_of_model(subject, set) if of_model else subject_of_recipe(project.recipe(subject), set)
-    machines = partial(machines_of, devices_per_node=devices_per_node or DEVICES, network=network)
+    asked = asked_of_model(subject, set) if of_model else asked_of_recipe(project.recipe(subject), set)
+    machines = partial(Machines.of, devices_per_node=devices_per_node or DEVICES, network=network)
     here = machines(gpus[0], nodes=1)
-    runs = [one for text in measured for one in _runs(project, text, asked, here, software)]
+    loops = calibration().of(software)
+    runs = [one for text in measured for one in _runs(project, text, asked, here, loops)]
     known = committed(project) if software == SOFTWARE else []
-    rests = basis(software, [*runs, *(run for one in known for row in gpus for run in one.runs(row))])
+    runs += [run for one in known for row in gpus for run in one.runs(row)]
     untold = [] if devices_per_node or not of_model else [f"{DEVICES} devices a node"]
     taken = ", ".join([*asked.silent, *untold])
     said = [*asked.said, *([f"Defaults taken: {taken}."] if taken else [])]
     offered = [*zip(gpus, cycle(price or (None,)), strict=False)]
     if sweep:
         target = goal or (tokens / (days * DAY) if tokens and days else 0.0)
-        offers = [Offer(machines(one, nodes=count), cost or 1.0) for one, cost in offered for count in nodes]
-        layout = asked.settings.layout(rests.software)
-        searched = best(asked.shape, offers, layout, rests, count=SHOWN, goal=target)
+        offers = [machines(one, nodes=count, price=cost) for one, cost in offered for count in nodes]
+        layout = asked.settings.layout(loops)
+        searched = best(asked.shape, offers, layout, loops, runs, count=SHOWN, goal=target)
         view = search_view(searched, said=said, goal=target, tokens=tokens or 1e9, priced=bool(price))
         data: dict[str, Any] = {"layouts": searched.seen, "fitting": searched.fitting}
-        data |= {"left_out": searched.left_out, "no_order": unordered(searched), "goal": target}
-        return Shown(view, data | {"predictions": [one.summary() for one in searched.best]})
+        data |= {"left_out": searched.left_out, "no_order": searched.unordered, "goal": target}
+        return Shown(view, data | {"predictions": [one.summary() | one.offer() for one in searched.best]})
     views, rows = [], []
     for one, cost in offered:
-        row = [predict_at(asked.shape, machines(one, nodes=n), asked.settings, rests) for n in nodes]
+        subjects = [asked.settings.subject(asked.shape, machines(one, nodes=n), loops) for n in nodes]
+        row = [prediction.predict(each, runs) for each in subjects]
         views.append(predictions_view(row, said=said, tokens=tokens, price=cost))
         rows += [each.summary() for each in row]
-    data = {"calibration": rests.known.version, "not_understood": asked.strange, "predictions": rows}
+    data = {"calibration": calibration().version, "not_understood": asked.strange, "predictions": rows}
     return Shown(Group(*views), data)
 
 
@@ -118,11 +120,11 @@ def committed(project: Project, *recipes: str) -> list[Judged]:
     return [read_record(file, project) for one in loaded for file in project.results(one)]
 
 
-def _runs(project: Project, text: str, asked: Asked, machines: Machines, software: str) -> tuple[Run, ...]:
+def _runs(project: Project, text: str, asked: Asked, machines: Machines, loops: Software) -> tuple[Run, ...]:
     """Return the runs of a record, of a log or of a line; raises InputError where there is none."""
     path, gpu = Path(text), machines.gpu
     if not path.is_dir() and path.suffix != ".json":
-        return (run_of(text, asked, machines, basis(software).software),)
+        return (run_of(text, asked, machines, loops),)
     if found := read_record(path, project).runs(gpu, machines.network):
         return found
     allowed = f"a training on {gpu.name}; of several nodes with --network"

@@ -1,20 +1,22 @@
-"""How a training is spread over devices, and the arithmetic that refuses it."""
+"""How a training is spread over devices by a software, and the arithmetic that refuses it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from twinrun.foundation.errors import InputError
+from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.vendor import Gpu
-from twinrun.protocol.models.shape import ActivationCheckpointing, BlockWork, ModelWork
+from twinrun.protocol.models.shape import ActivationCheckpointing, BlockWork, ModelWork, Positive
 
 Recomputation = ActivationCheckpointing
 Shards = Literal["none", "optimizer", "gradients", "parameters"]
+Cut = Literal["tensor", "pipeline", "interleaved", "context", "experts", "sequence_parallel", "zero_bubble"]
+Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4", "mxfp4"]
 # Bits of a gigabit a second, as bytes.
 GIGABIT = 1e9 / 8
-Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4", "mxfp4"]
 
 
 @dataclass(frozen=True)
@@ -26,28 +28,49 @@ class Machines:
     nodes: int = 1
     network: float | None = None
     """Bytes per second that a node sends, all its adapters together; None where nobody said."""
+    price: float = 1.0
+    """Price of a device for an hour; without a price device-hours are counted."""
+
+    @classmethod
+    def of(
+        cls, gpu: Gpu, nodes: int, devices_per_node: int, network: float | None, price: float | None = None
+    ) -> Machines:
+        """Return machines; `network` is in Gbit/s of a node.
+
+        Raises:
+            InputError: a count or a speed that is none.
+        """
+        for place, count in (("--nodes", nodes), ("--devices-per-node", devices_per_node)):
+            if count < 1:
+                raise InputError("expected a count", place=place, found=count, allowed="1, 2, ...")
+        if network is not None and network <= 0:
+            words = "expected a speed in Gbit/s"
+            raise InputError(words, place="--network", found=network, allowed="above 0")
+        return cls(gpu, devices_per_node, nodes, network and network * GIGABIT, price or 1.0)
 
     @property
     def devices(self) -> int:
         """Devices of all nodes."""
         return self.nodes * self.devices_per_node
 
+    @property
+    def network_gbit_s(self) -> float | None:
+        """Gbit/s that a node sends."""
+        return self.network and self.network / GIGABIT
 
-@dataclass(frozen=True)
-class ParallelLayout:
-    """Who holds and computes what, and in which portions."""
 
-    global_batch: int
+class Cuts(Frozen):
+    """What a user says of a layout."""
+
+    global_batch: Positive
     """Sequences of an optimizer step."""
-    microbatch: int
-    """Sequences of one forward pass."""
-    tensor: int = 1
-    pipeline: int = 1
-    interleaved: int = 1
+    tensor: Positive = 1
+    pipeline: Positive = 1
+    interleaved: Positive = 1
     """Parts of the model that each stage of the pipeline has."""
-    context: int = 1
+    context: Positive = 1
     """Ranks that share the tokens of a sequence."""
-    experts: int = 1
+    experts: Positive = 1
     """Ranks that the experts of a layer are spread over."""
     sequence_parallel: bool = False
     """Whether ranks of tensor parallelism split the tokens of norms and sums too."""
@@ -57,24 +80,36 @@ class ParallelLayout:
     """What data-parallel ranks split, each with what stands before it; `parameters` is ZeRO-3 and FSDP."""
     offload: Literal["none", "optimizer", "parameters"] = "none"
     recomputation: Recomputation = False
+    precision: Precision = "bf16"
+    """Arithmetic of the products of blocks; the rest is bf16, of which copies are kept."""
+    kept_whole: bool = False
+    """Whether gathered parameters and gradients stay between microbatches."""
+
+
+class ParallelLayout(Cuts):
+    """Who holds and computes what, and in which portions."""
+
+    microbatch: Positive
+    """Sequences of one forward pass."""
     parameter_bytes: int = 4
     """Bytes of a parameter and of its gradient between two passes; moments have its type."""
     masters: bool = False
     """Whether the optimizer has fp32 copies of 16-bit parameters, and its moments in fp32."""
     scores_kept: bool = False
     """Whether attention matrices are kept for the backward pass, as attention that is not fused does."""
-    precision: Precision = "bf16"
-    """Of the products of blocks; of a narrower one bf16 copies are kept."""
     reduced_bytes: int = 2
     """Bytes of a number that is gathered, and of one in an activation."""
     gradient_bytes: int = 4
     """Bytes of a gradient as it is added up."""
-    kept_whole: bool = False
-    """Whether gathered parameters and gradients stay between microbatches."""
 
-    def with_microbatch(self, microbatch: int) -> ParallelLayout:
-        """Return it with another microbatch."""
-        return replace(self, microbatch=microbatch)
+    @classmethod
+    def of(cls, cuts: Cuts, **more: Any) -> ParallelLayout:
+        """Return what a user says, with other fields."""
+        return cls(**cuts.model_dump(include=set(Cuts.model_fields)), **more)
+
+    def replace(self, **changed: object) -> ParallelLayout:
+        """Return it with other fields, which are not validated."""
+        return self.model_copy(update=changed)
 
     def copies(self, devices: int) -> int:
         """Return the ranks that hold the same parameters, or parts of them."""
@@ -106,54 +141,86 @@ class ParallelLayout:
         """Return the blocks of the fullest stage; others are shorter where parts do not divide them."""
         return self.interleaved * math.ceil(work.layers / (self.pipeline * self.interleaved))
 
-    def check(self, work: ModelWork, machines: Machines) -> None:
-        """Hold a layout against the arithmetic.
-
-        Raises:
-            InputError: something does not divide.
-        """
-        counts = ("tensor", "pipeline", "interleaved", "context", "experts", "microbatch", "global_batch")
-        for name in counts:
-            if getattr(self, name) < 1:
-                raise InputError(
-                    "expected a count", place=name, found=getattr(self, name), allowed="1, 2, ..."
-                )
-        if machines.network is not None and machines.network <= 0:
-            raise InputError("expected a speed", place="network", found=machines.network, allowed="above 0")
-        devices, cut = machines.devices, f"tensor {self.tensor} x pipeline {self.pipeline}"
-        _divides(self.tensor * self.pipeline, devices, "tensor", cut, "devices")
-        copies, replicas = self.copies(devices), self.replicas(devices)
-        context, most = f"context {self.context}", max(one.experts for one in work.block.products)
-        _divides(self.context, copies, "context", context, "ranks of a stage")
-        _divides(self.context, work.sequence, "context", context, "tokens of a sequence")
-        # Megatron counts the embedding and the loss as layers.
-        parts = self.pipeline * self.interleaved
-        _within(parts, work.layers + 2, "pipeline", "a part of a stage has a layer")
-        for one in work.block.products:
-            features = getattr(one, one.cut)
-            _divides(self.tensor, features, "tensor", f"tensor {self.tensor}", "features")
-        shared, what = f"{replicas} replicas x microbatch {self.microbatch}", "sequences of the global batch"
-        _divides(replicas * self.microbatch, self.global_batch, "global_batch", shared, what)
-        if self.interleaved > 1:
+    def fault(self, work: ModelWork, machines: Machines) -> InputError | None:
+        """Return what does not divide."""
+        devices, copies = machines.devices, self.copies(machines.devices)
+        replicas, parts = copies // self.context, self.pipeline * self.interleaved
+        most = max(one.experts for one in work.block.products)
+        # Ranks of tensor parallelism have experts of their own where there are more than replicas; Megatron
+        # counts the embedding and the loss as layers.
+        for part, limit, place, why in (
+            (parts, work.layers + 2, "pipeline", "a part of a stage has a layer"),
+            (
+                self.experts,
+                max(1, copies * self.tensor),
+                "experts",
+                "experts are spread over data-parallel ranks",
+            ),
+        ):
+            if part > limit:
+                return InputError(why, place=place, found=part, allowed=f"1 to {limit}")
+        cut, shared = f"tensor {self.tensor}", f"{replicas} replicas x microbatch {self.microbatch}"
+        context, count = f"context {self.context}", self.global_batch // max(1, replicas * self.microbatch)
+        features = [(self.tensor, getattr(one, one.cut), cut, "features") for one in work.block.products]
+        for part, whole, words, what in (
+            (self.tensor * self.pipeline, devices, f"{cut} x pipeline {self.pipeline}", "devices"),
+            (self.context, copies, context, "ranks of a stage"),
+            (self.context, work.sequence, context, "tokens of a sequence"),
+            *features,
+            (replicas * self.microbatch, self.global_batch, shared, "sequences of the global batch"),
             # Stages take turns with their parts after as many microbatches as there are stages.
-            count = self.microbatches(devices)
-            _divides(self.pipeline, count, "interleaved", f"pipeline {self.pipeline}", "microbatches")
-        # Ranks of tensor parallelism have experts of their own where there are more than replicas.
-        ranks = copies * self.tensor
-        _within(self.experts, ranks, "experts", "experts are spread over the data-parallel ranks")
-        _divides(self.experts, most, "experts", f"{self.experts} ranks", "experts of the model")
+            (
+                self.pipeline if self.interleaved > 1 else 1,
+                count,
+                f"pipeline {self.pipeline}",
+                "microbatches",
+            ),
+            (self.experts, most, f"experts {self.experts}", "experts of the model"),
+        ):
+            if whole % part:
+                return InputError(
+                    f"{words} = {part} does not divide {whole} {what}",
+                    place="global_batch" if words == shared else words.split()[0],
+                    found=f"{whole} / {part} = {whole / part:.3g}",
+                    allowed=f"a divisor of {whole}",
+                )
+        return None
 
 
-def _within(part: int, most: int, place: str, words: str) -> None:
-    if part > most:
-        raise InputError(words, place=place, found=part, allowed=f"1 to {most}")
+class Software(Frozen):
+    """A generation of a training framework."""
+
+    id: str
+    title: str
+    cuts: frozenset[Cut]
+    """What it cuts a model by."""
+    shards: dict[Shards, bool]
+    """What it splits over data-parallel ranks, and whether with stages or cut matrices too."""
+    unfused: bool = False
+    """Whether attention writes its matrices."""
+    masters: bool = False
+    """Whether it trains fp32 copies of 16-bit parameters."""
+    summed_bytes: int | None = None
+    """Bytes of a gradient while it is summed, where that is not its type."""
+    selective_products: float = 0.0
+    """Fraction of a block's products that selective recomputation computes again."""
+    source: str
+
+    def applied(self, layout: ParallelLayout) -> ParallelLayout:
+        """Return a layout with what the software decides: types of states, and attention matrices."""
+        mixed = {"parameter_bytes": 2, "masters": True} if self.masters else {}
+        return layout.replace(scores_kept=self.unfused, **mixed)
+
+    def refuses(self, layout: ParallelLayout) -> str | None:
+        """Return what of a layout it does not have; None where it has all."""
+        for name in get_args(Cut):
+            if getattr(layout, name) > 1 - (getattr(layout, name) is True) and name not in self.cuts:
+                return str(name)
+        if layout.tensor * layout.pipeline > 1 and not self.shards.get(layout.shards, True):
+            return f"shards={layout.shards} with tensor or pipeline"
+        return None if layout.shards in self.shards else f"shards={layout.shards}"
 
 
-def _divides(part: int, whole: int, place: str, words: str, what: str) -> None:
-    if whole % part:
-        raise InputError(
-            f"{words} = {part} does not divide {whole} {what}",
-            place=place,
-            found=f"{whole} / {part} = {whole / part:.3g}",
-            allowed=f"a divisor of {whole}",
-        )
+def divisors(number: int, most: float = math.inf) -> list[int]:
+    """Return the divisors of a number up to `most`, smallest first."""
+    return [size for size in range(1, int(min(number, most)) + 1) if number % size == 0]

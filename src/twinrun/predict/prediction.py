@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.predict.calibration import (
-    NINETY,
-    Basis,
-    Calibration,
-    Key,
-    Subject,
-    calibration,
-    told,
-    weights_of,
-)
-from twinrun.predict.kernel_times import scan_of
+from twinrun.predict.calibration import NINETY, Calibration, Key, Run, Subject, calibration, told, weights_of
 from twinrun.predict.memory import Memory, capacity, largest_microbatch, memory
-from twinrun.predict.parallel_layout import GIGABIT, Machines, ParallelLayout
-from twinrun.predict.step import IDEAL, StepTime, peak
-from twinrun.protocol.models.shape import ModelShape
+from twinrun.predict.step import IDEAL, StepTime, peak, scan_of
 
 NETWORK = "--network, or `network_gbit_s` of a site in cluster.toml,"
-# Share of an interval from which on what no row has seen is named.
-NAMED = 0.3
+# Share of half an interval from which on the deviation of what no row has seen is named.
+NAMED = 0.3 / NINETY
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """One layout on one kind of machine."""
+@dataclass(frozen=True, kw_only=True)
+class Prediction(Subject):
+    """A training with what it needs, and the time of its step."""
 
-    subject: Subject
     memory: Memory
     largest_microbatch: int
     time: StepTime | None
@@ -52,27 +39,14 @@ class Prediction:
     """Runs that it rests on besides the calibration."""
 
     @property
-    def shape(self) -> ModelShape:
-        """The model."""
-        return self.subject.shape
-
-    @property
-    def machines(self) -> Machines:
-        """What it runs on."""
-        return self.subject.machines
-
-    @property
-    def layout(self) -> ParallelLayout:
-        """How the devices share it."""
-        return self.subject.layout
+    def rate(self) -> float:
+        """Tokens of all devices in a second, 0 where it cannot be said."""
+        return self.layout.global_batch * self.shape.sequence / self.time.seconds if self.time else 0.0
 
     @property
     def tokens_per_second(self) -> float | None:
         """Tokens of a device in a second."""
-        if self.time is None:
-            return None
-        tokens = self.layout.global_batch * self.shape.sequence
-        return tokens / self.time.seconds / self.machines.devices
+        return self.rate / self.machines.devices if self.time else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -84,26 +58,34 @@ class Prediction:
     def model_flops_share(self) -> float | None:
         """Model FLOP/s by the family's formula over the dense peak."""
         middle = self.tokens_per_second
-        if middle is None:
-            return None
-        return middle * self.shape.flops_per_token() / self.machines.gpu.device_peak_flops
+        return middle and middle * self.shape.flops_per_token() / self.machines.gpu.device_peak_flops
+
+    def prices(self, tokens: float) -> tuple[float, float, float]:
+        """Return what so many tokens cost, and its interval; device-hours where there is no price."""
+        middle = tokens / (self.tokens_per_second or 0.0) / 3600 * self.machines.price
+        return middle, middle * math.exp(-self.half), middle * math.exp(self.half)
+
+    def offer(self) -> dict[str, Any]:
+        """Return for JSON what a layout of a sweep has besides: rates of all devices, a price."""
+        rates = {"tokens_per_second": self.rate, "sure_tokens_per_second": self.rate * math.exp(-self.half)}
+        return rates | {"price_of_1e9_tokens": self.prices(1e9)[0]}
 
     def summary(self) -> dict[str, Any]:
         """Return it for JSON: bytes, seconds, tokens of a device in a second."""
-        machines, memory, time = self.machines, self.memory, self.time
+        machines, time = self.machines, self.time
         return {
             "gpu": machines.gpu.id,
             "nodes": machines.nodes,
             "devices_per_node": machines.devices_per_node,
-            "network_gbit_s": None if machines.network is None else machines.network / GIGABIT,
+            "network_gbit_s": machines.network_gbit_s,
             "model": self.shape.model_dump(),
             "parameters": self.shape.parameters(),
-            "layout": asdict(self.layout),
-            "software": self.subject.software.id,
-            "memory_bytes": asdict(memory) | {"total": memory.bytes},
-            "fit": memory.fit(machines.gpu),
+            "layout": self.layout.model_dump(),
+            "software": self.software.id,
+            "memory_bytes": self.memory._asdict() | {"total": self.memory.bytes},
+            "fit": self.memory.fit(machines.gpu),
             "largest_microbatch": self.largest_microbatch,
-            "step_seconds": None if time is None else asdict(time) | {"total": time.seconds},
+            "step_seconds": time and time._asdict() | {"total": time.seconds},
             "tokens_per_second_per_device": self.tokens_per_second,
             "interval_90_percent": self.interval,
             "model_flops_share": self.model_flops_share,
@@ -142,7 +124,7 @@ class PointPrediction(Frozen):
 
 def kept(found: Prediction, *, attempt: int) -> PointPrediction:
     """Return a prediction as plans keep it, without its parts."""
-    seconds, factor = found.time.seconds if found.time else None, math.exp(found.half)
+    seconds, factor = found.time and found.time.seconds, math.exp(found.half)
     return PointPrediction(
         attempt=attempt,
         memory_bytes=found.memory.bytes,
@@ -150,65 +132,49 @@ def kept(found: Prediction, *, attempt: int) -> PointPrediction:
         low=seconds and seconds / factor,
         high=seconds and seconds * factor,
         unknown=found.unknown,
-        software=found.subject.software.id,
+        software=found.software.id,
         calibration=calibration().version,
     )
 
 
-def predict(
-    shape: ModelShape,
-    machines: Machines,
-    layout: ParallelLayout,
-    basis: Basis,
-    *,
-    checked: bool = False,
-    unknown: str | None = None,
-) -> Prediction:
-    """Predict one layout.
+def predict(subject: Subject, runs: Sequence[Run] = (), *, unknown: str | None = None) -> Prediction:
+    """Predict a training whose layout was checked.
 
     Args:
-        checked: the arithmetic of the layout was checked already.
+        runs: trainings that ran, from which it learns.
         unknown: why the time cannot be said, where the caller knows.
-
-    Raises:
-        InputError: something does not divide.
     """
-    subject = Subject(shape, machines, layout, basis.software)
-    work, known = subject.work, basis.known
-    if not checked:
-        layout.check(work, machines)
+    work, machines, layout, known = subject.work, subject.machines, subject.layout, calibration()
     needed = memory(work, layout, devices=machines.devices)
     unknown = unknown or unknown_time(subject)
-    if unknown is None and needed.states > capacity(machines.gpu):
+    if unknown is None and needed.bytes - needed.activations - needed.logits > capacity(machines.gpu):
         unknown = "its states alone do not fit; a layout that splits more would"
-    found = None if unknown else told(subject, basis)
-    words = _unseen(weights_of(subject, known), found.spread, known) if found else ()
+    found = None if unknown else told(subject, runs, known)
+    words = _unseen(weights_of(subject, known), found.half, known) if found else ()
     if found and found.half > known.wide:
         why = f"; no row has {', nor '.join(words)}" if words else ""
         wide = f"the interval would be a factor of {math.exp(found.half):.1f} either way{why}"
         unknown = f"{wide}; --measured with a run would tell"
     time = None
     if found and not unknown:
-        least = subject.time(IDEAL).seconds if found.shift < 0 else 0.0
-        factor = max(math.exp(found.shift), least / found.time.seconds)
-        time = StepTime(**{one.name: factor * getattr(found.time, one.name) for one in fields(StepTime)})
+        factor = max(found.seconds, subject.at(IDEAL).seconds) / found.time.seconds
+        time = StepTime(*(factor * part for part in found.time))
     return Prediction(
-        subject=subject,
+        *(subject.shape, machines, layout, subject.software),
         memory=needed,
         largest_microbatch=largest_microbatch(work, machines, layout),
         time=time,
         unknown=unknown,
         half=found.half if found else 0.0,
-        half_without_runs=NINETY * found.before if found else 0.0,
+        half_without_runs=found.half_without_runs if found else 0.0,
         distances=words,
-        runs=len(basis.runs),
+        runs=len(runs),
     )
 
 
 def unknown_time(subject: Subject) -> str | None:
     """Return why the time cannot be said, and which measurement would tell."""
     machines, layout, gpu = subject.machines, subject.layout, subject.machines.gpu
-    scanned = subject.work.block.scanned and scan_of(gpu) is None
     refused = subject.software.refuses(layout)
     reasons = {
         f"images/gpus.toml has no link_gb_s of {gpu.name}; an all-reduce of two devices would tell": (
@@ -217,7 +183,9 @@ def unknown_time(subject: Subject) -> str | None:
         f"nothing says how fast the network is; {NETWORK} would, in Gbit/s of a node": (
             machines.nodes > 1 and machines.network is None
         ),
-        f"no selective scan was timed on {gpu.name}; recipes/mamba-kernels at node scale would tell": scanned,
+        f"no selective scan was timed on {gpu.name}; recipes/mamba-kernels at node scale would tell": (
+            subject.work.block.scanned and scan_of(gpu) is None
+        ),
         f"the matrix units of {gpu.name} have no {layout.precision}": not peak(gpu, layout.precision),
         "no transfer to the host was timed; a run of deepspeed-pretrain with offload would tell": (
             layout.offload != "none"
@@ -227,7 +195,7 @@ def unknown_time(subject: Subject) -> str | None:
     return next((why for why, so in reasons.items() if so), None)
 
 
-def _unseen(weights: Mapping[Key, float], spread: float, known: Calibration) -> tuple[str, ...]:
+def _unseen(weights: Mapping[Key, float], half: float, known: Calibration) -> tuple[str, ...]:
     """Return in words what no row has seen, where it makes much of the interval."""
     shares: dict[str, float] = {}
     for key, weight in weights.items():
@@ -235,4 +203,4 @@ def _unseen(weights: Mapping[Key, float], spread: float, known: Calibration) -> 
         if key not in known.effects and level in known.level:
             words = known.level[level].format(name, *name.split(" ", 1))
             shares[words] = shares.get(words, 0.0) + (weight * known.effect(key).spread) ** 2
-    return tuple(words for words, square in shares.items() if math.sqrt(square) > NAMED * spread)
+    return tuple(words for words, square in shares.items() if math.sqrt(square) > NAMED * half)

@@ -1,30 +1,37 @@
-"""What a user asks about: a model, how it is trained, and on how many of which devices."""
+"""What a user asks about: a model, how it is trained, on how many of which devices, and what was measured."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from statistics import median
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from twinrun.foundation.errors import InputError, require_known
-from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.settings import overlay, parse_settings
-from twinrun.manifests.vendor import Gpu
-from twinrun.predict.calibration import Basis, Software
+from twinrun.predict.calibration import Run, Subject
 from twinrun.predict.configured_model import configured
 from twinrun.predict.memory import largest_microbatch
-from twinrun.predict.parallel_layout import GIGABIT, Machines, ParallelLayout, Precision
-from twinrun.predict.prediction import Prediction, predict
-from twinrun.predict.step import peak
+from twinrun.predict.parallel_layout import Cuts, Machines, ParallelLayout, Shards, Software
+from twinrun.predict.step import IDEAL
 from twinrun.protocol.models import member, members
-from twinrun.protocol.models.shape import ActivationCheckpointing, ModelShape, Positive
+from twinrun.protocol.models.shape import ModelShape, Positive
 from twinrun.protocol.training import Training
 
 # Sequences of a step where a model is named and no recipe.
 GLOBAL_BATCH = 512
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+BYTES = {"fp32": 4, "bf16": 2}
+# What programs print of a step, and its seconds over the number; None where that is a rate of a device.
+PRINTED = (
+    (re.compile(r"elapsed time per iteration \(ms\): *([\d.,]+)"), 1e-3),
+    (re.compile(r"\btps: *(?:\x1b\[\d+m)?([\d.,]+)"), None),
+    (re.compile(r"throughput/device/tokens_per_sec: *([\d.,]+)"), None),
+)
+MOST_BYTES = 64 << 20
+FORMS = "a record, a log of Megatron, torchtitan or Composer, or `tokens_per_second=13000 nodes=1 tensor=2`"
 
 
 @runtime_checkable
@@ -35,29 +42,15 @@ class Trains(Protocol):
     models: Mapping[str, ModelShape]
 
 
-class LayoutSettings(Frozen):
+class LayoutSettings(Cuts):
     """Fields that `--set` takes."""
 
-    model: str
-    global_batch: Positive
     sequence: Positive | None = None
     """Tokens of a sequence; the model's where not given."""
     microbatch: Positive | Literal["auto"] = "auto"
     """`auto` is the largest that surely fits."""
-    tensor: Positive = 1
-    pipeline: Positive = 1
-    interleaved: Positive = 1
-    context: Positive = 1
-    experts: Positive = 1
-    sequence_parallel: bool = False
-    zero_bubble: bool = False
-    shards: Literal["none", "optimizer", "gradients", "parameters"] = "parameters"
-    offload: Literal["none", "optimizer", "parameters"] = "none"
-    recomputation: ActivationCheckpointing = False
-    precision: Precision = "bf16"
-    """Arithmetic of the products of blocks; the rest is bf16."""
+    shards: Shards = "parameters"
     parameter_type: Literal["fp32", "bf16"] = "fp32"
-    kept_whole: bool = False
 
     @classmethod
     def of(cls, training: Training) -> LayoutSettings:
@@ -66,7 +59,6 @@ class LayoutSettings(Frozen):
             why, found = "predictions rest on rows in bf16 and fp8", training.precision
             raise InputError(why, place="precision", found=found, allowed="bf16, fp8")
         return cls(
-            model=training.model,
             global_batch=training.global_batch,
             microbatch=training.microbatch,
             shards="parameters" if training.sharding == "full" else "none",
@@ -80,53 +72,28 @@ class LayoutSettings(Frozen):
         """Return these with the fields that a user gave; raises InputError for what is none."""
         return overlay(self, scale={}, manifest="", user=dict(settings))
 
+    def sized(self, shape: ModelShape) -> ModelShape:
+        """Return a model with sequences of the length that was asked for."""
+        return shape.model_copy(update={"sequence": self.sequence or shape.sequence})
+
     def layout(self, software: Software) -> ParallelLayout:
         """Return the layout, unchecked; `auto` is a microbatch of 1."""
-        named = self.model_dump(exclude={"model", "sequence", "global_batch", "microbatch", "parameter_type"})
-        one = ParallelLayout(
-            global_batch=self.global_batch,
-            microbatch=1 if self.microbatch == "auto" else self.microbatch,
-            parameter_bytes=BYTES[self.parameter_type],
-            **named,
-        )
+        microbatch = 1 if self.microbatch == "auto" else self.microbatch
+        one = ParallelLayout.of(self, microbatch=microbatch, parameter_bytes=BYTES[self.parameter_type])
         return software.applied(one)
 
+    def subject(self, shape: ModelShape, machines: Machines, software: Software) -> Subject:
+        """Return the training of a model; `auto` takes the largest microbatch that fits, or 1.
 
-def with_sequence(shape: ModelShape, sequence: int | None) -> ModelShape:
-    """Return a model whose sequences have another length, itself where none is given."""
-    return shape.model_copy(update={"sequence": sequence}) if sequence else shape
-
-
-def machines_of(gpu: Gpu, nodes: int, devices_per_node: int, network: float | None) -> Machines:
-    """Return machines; `network` is in Gbit/s of a node.
-
-    Raises:
-        InputError: a count or a speed that is none.
-    """
-    for place, count in (("--nodes", nodes), ("--devices-per-node", devices_per_node)):
-        if count < 1:
-            raise InputError("expected a count", place=place, found=count, allowed="1, 2, ...")
-    if network is not None and network <= 0:
-        raise InputError("expected a speed in Gbit/s", place="--network", found=network, allowed="above 0")
-    return Machines(gpu, devices_per_node, nodes, None if network is None else network * GIGABIT)
-
-
-def predict_at(shape: ModelShape, machines: Machines, settings: LayoutSettings, basis: Basis) -> Prediction:
-    """Predict one number of nodes; `auto` takes the largest microbatch that fits, or 1.
-
-    Raises:
-        InputError: a precision that a GPU does not have, or something does not divide.
-    """
-    gpu = machines.gpu
-    if not peak(gpu, settings.precision):
-        allowed = [one for one in get_args(Precision) if peak(gpu, one)]
-        message = f"its matrix units have no {settings.precision}"
-        raise InputError(message, place="--set precision", found=gpu.name, allowed=allowed)
-    work, layout = shape.work(), settings.layout(basis.software)
-    layout.check(work, machines)
-    if settings.microbatch == "auto":
-        layout = layout.with_microbatch(largest_microbatch(work, machines, layout) or 1)
-    return predict(shape, machines, layout, basis, checked=True)
+        Raises:
+            InputError: something does not divide.
+        """
+        shape, layout = self.sized(shape), self.layout(software)
+        if fault := layout.fault(shape.work(), machines):
+            raise fault
+        if self.microbatch == "auto":
+            layout = layout.replace(microbatch=largest_microbatch(shape.work(), machines, layout) or 1)
+        return Subject(shape, machines, layout, software)
 
 
 @dataclass(frozen=True)
@@ -148,30 +115,75 @@ class Asked:
         strange = f"Not understood, and left out: {', '.join(self.strange)}."
         return [named, *([strange] if self.strange else [])]
 
+    def on(self, machines: Machines, software: Software) -> Subject:
+        """Return the training on machines; raises InputError for what does not divide."""
+        return self.settings.subject(self.shape, machines, software)
 
-def subject_of_model(name: str, texts: Sequence[str]) -> Asked:
+
+def asked_of_model(name: str, texts: Sequence[str]) -> Asked:
     """Return a member of a family, or what somebody's config.json says; raises InputError."""
     given, path = parse_settings(tuple(texts)), Path(name)
-    if "model" in given:
-        hint = f"twinrun predict {given['model']}"
-        raise InputError("the model is the argument", place="--set model", found=given["model"], hint=hint)
-    settings = LayoutSettings(model=name, global_batch=GLOBAL_BATCH).with_settings(given)
+    settings = LayoutSettings(global_batch=GLOBAL_BATCH).with_settings(given)
     silent = {"global_batch": f"{GLOBAL_BATCH} sequences a step", "shards": "all states split (FSDP)"}
     untold = tuple(text for key, text in silent.items() if key not in given)
     if path.suffix == ".json" or path.is_dir():
         config, strange = configured(path, sequence=settings.sequence)
         return Asked(config, settings, name, untold, strange)
-    shape = with_sequence(member(name, place="twinrun predict"), settings.sequence)
-    return Asked(shape, settings, name, untold)
+    return Asked(settings.sized(member(name, place="twinrun predict")), settings, name, untold)
 
 
-def subject_of_recipe(recipe: LoadedRecipe, texts: Sequence[str]) -> Asked:
+def asked_of_recipe(recipe: LoadedRecipe, texts: Sequence[str]) -> Asked:
     """Return the model that a recipe trains; raises InputError where it trains none."""
     tables, name = recipe.tables, recipe.folder
     if not isinstance(tables, Trains):
         hint = f"name a model: {', '.join(sorted(members()))}"
         raise InputError("this recipe trains nothing", place=name, hint=hint)
-    settings = LayoutSettings.of(tables.training).with_settings(parse_settings(tuple(texts)))
-    require_known(settings.model, sorted(tables.models), "no such model", place="--set model")
-    shape = with_sequence(tables.models[settings.model], settings.sequence)
-    return Asked(shape, settings, f"{name}: {settings.model}")
+    given = parse_settings(tuple(texts))
+    model = given.pop("model", tables.training.model)
+    require_known(model, sorted(tables.models), "no such model", place="--set model")
+    settings = LayoutSettings.of(tables.training).with_settings(given)
+    return Asked(settings.sized(tables.models[model]), settings, f"{name}: {model}")
+
+
+def run_of(text: str, asked: Asked, machines: Machines, software: Software) -> Run:
+    """Return the run that a line says: `tokens_per_second` of a device, or `log`, and what was different.
+
+    Args:
+        machines: what it is asked for; a run is of one node of them where it does not say.
+
+    Raises:
+        InputError: no speed, a setting that is none, a layout that does not divide, or more than the peak.
+    """
+    is_log = "=" not in text and Path(text).is_file()
+    given = {"log": text} if is_log else parse_settings(tuple(text.split()))
+    rate, factor = given.pop("tokens_per_second", None), None
+    if (log := given.pop("log", None)) is not None:
+        rate, factor = _of_log(Path(str(log)))
+    if not isinstance(rate, int | float) or rate <= 0:
+        raise InputError("a run has a speed", place="--measured", found=text, allowed=FORMS)
+    place: dict[str, Any] = {"nodes": 1, "devices_per_node": machines.devices_per_node}
+    place["network"] = machines.network_gbit_s
+    machines = Machines.of(machines.gpu, **{key: given.pop(key, here) for key, here in place.items()})
+    subject = asked.settings.with_settings(given).subject(asked.shape, machines, software)
+    tokens = subject.layout.global_batch * subject.shape.sequence / machines.devices
+    seconds, least = factor * rate if factor else tokens / rate, subject.at(IDEAL).seconds
+    if seconds < least:
+        raise InputError(
+            "more than the data sheet allows: another unit of devices, a sparse peak, or another model",
+            place="--measured",
+            found=f"{seconds:.4g} s a step",
+            allowed=f"at least {least:.4g} s",
+        )
+    return Run(subject, seconds)
+
+
+def _of_log(path: Path) -> tuple[float, float | None]:
+    """Return the median of what the later half of a log prints, and a step's seconds over it."""
+    try:
+        text = path.read_bytes()[-MOST_BYTES:].decode("utf-8", errors="replace")
+    except OSError as error:
+        raise InputError("no such log", place="--measured", found=str(error), allowed=FORMS) from error
+    for pattern, factor in PRINTED:
+        if found := [float(one.replace(",", "").rstrip(".")) for one in pattern.findall(text)]:
+            return median(found[len(found) // 2 :]), factor
+    raise InputError("the log says no speed", place=f"--measured {path}", found=text[:60], allowed=FORMS)

@@ -16,14 +16,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Literal, NamedTuple
 
+from twinrun.foundation.manifest import Frozen, load_rows
 from twinrun.manifests.vendor import Gpu
-from twinrun.predict.parallel_layout import Machines, ParallelLayout, Precision
+from twinrun.predict.parallel_layout import Machines, ParallelLayout, Precision, Software
 from twinrun.protocol.models.shape import ModelWork, Product
 
 # Every rate, as no hardware and no software passes it; calibration.toml says what each is.
-IDEAL: dict[str, float] = dict.fromkeys(("again", "bubble", "pace"), 1.0)
+IDEAL: dict[str, float] = dict.fromkeys(("again", "bubble", "pace", "time"), 1.0)
 IDEAL |= dict.fromkeys(
     ("products", "attention", "links", "network", "optimizer", "scan", "memory", "logits"), 1e9
 ) | dict.fromkeys(("host", "hop", "exposed"), 0.0)
@@ -63,8 +67,7 @@ LEAST_HOPS = 6
 ACTIVATION_BYTES = 2
 
 
-@dataclass(frozen=True)
-class StepTime:
+class StepTime(NamedTuple):
     """Seconds of an optimizer step by what takes them; parts that hide behind others are left out."""
 
     products: float
@@ -83,21 +86,47 @@ class StepTime:
     @property
     def seconds(self) -> float:
         """The whole step."""
-        return sum((getattr(self, one.name) for one in fields(self)), 0.0)
+        return sum(self)
 
 
-@dataclass(frozen=True)
-class Traits:
-    """What a software does, whatever the speed of its parts."""
+class KernelTime(Frozen):
+    """One line of kernel_times.csv: a kernel of this project on a GPU that few have, by its compiled code."""
 
-    unfused: bool = False
-    """Whether attention writes its matrices."""
-    summed_bytes: int | None = None
-    """Bytes of a gradient while it is summed, where that is not its type."""
-    selective_products: float = 0.0
-    """Fraction of a block's products that selective recomputation computes again."""
-    scan: tuple[float, float] | None = None
-    """Elements a second of a scan's forward pass by compiled code, and forward passes of the other."""
+    arch: str
+    gpu: str
+    units: int
+    """Compute units of a device."""
+    kernel: str
+    shape: str
+    """Batch, heads or channels, length, and features of a head, states or taps: 2x5376x4096x16."""
+    causal: bool
+    ms: float
+    low: float
+    """Lower end of the 90 % interval, in ms."""
+    high: float
+    bound: str
+    """What takes the time."""
+
+
+@cache
+def kernel_times() -> tuple[KernelTime, ...]:
+    """Return the table."""
+    return load_rows(Path(__file__).with_name("kernel_times.csv"), KernelTime)
+
+
+@cache
+def scan_of(gpu: Gpu) -> tuple[float, float] | None:
+    """Return elements a second of a scan's forward pass, and how many of these its backward pass takes.
+
+    Compiled code for the architecture predicts them; it is None where nobody compiled any.
+    """
+    rows = {one.kernel: one for one in kernel_times() if one.arch == gpu.arch}
+    if "scan-forward" not in rows:
+        return None
+    forward, backward = rows["scan-forward"], rows["scan-backward"]
+    units = (gpu.compute_units or forward.units) / forward.units
+    elements = math.prod(map(int, forward.shape.split("x")))
+    return elements / (forward.ms / 1e3) * units, backward.ms / forward.ms
 
 
 def below_one(share: float) -> float:
@@ -131,29 +160,33 @@ class _Device:
         return max(flops / (self.narrow if narrow else self.wide), moved / self.memory)
 
 
-def _device(gpu: Gpu, precision: Precision, rates: Mapping[str, float]) -> _Device:
-    """Return what a device reaches; no part of it is faster than the data sheet, whatever the pace."""
-
-    def reached(most: float, share: float) -> float:
-        return most * below_one(share / rates["pace"])
-
-    top, products = gpu.device_peak_flops, rates["products"]
-    wide = reached(top, products)
-    return _Device(
-        narrow=max(reached(peak(gpu, precision), products), wide),
-        wide=wide,
-        attention=reached(top, rates["attention"]),
-        memory=gpu.device_bandwidth_bytes_s * min(1.0, 1 / rates["pace"]),
-    )
-
-
 @dataclass(frozen=True)
-class _Ranks:
-    """Groups of ranks, by how far apart their members stand, and what their collectives take."""
+class Step:
+    """A step of a training; `rates` has those of `IDEAL`."""
 
+    work: ModelWork
     machines: Machines
     layout: ParallelLayout
+    software: Software
     rates: Mapping[str, float]
+
+    @property
+    def tokens(self) -> float:
+        """Tokens that a rank computes of a microbatch."""
+        return self.layout.microbatch * self.work.sequence / self.layout.context
+
+    @cached_property
+    def device(self) -> _Device:
+        """What a device reaches; no part of it is faster than the data sheet, whatever the pace."""
+        gpu, rates = self.machines.gpu, self.rates
+        products, attention = (below_one(rates[one] / rates["pace"]) for one in ("products", "attention"))
+        wide = gpu.device_peak_flops * products
+        return _Device(
+            narrow=max(peak(gpu, self.layout.precision) * products, wide),
+            wide=wide,
+            attention=gpu.device_peak_flops * attention,
+            memory=gpu.device_bandwidth_bytes_s * min(1.0, 1 / rates["pace"]),
+        )
 
     @property
     def links(self) -> float:
@@ -165,110 +198,32 @@ class _Ranks:
         """Bytes a second of a node."""
         return (self.machines.network or 0.0) * below_one(self.rates["network"])
 
-    def tensor(self, size: float) -> float:
-        """Return the seconds in which ranks of tensor parallelism gather, or scatter, `size` bytes."""
-        return self._collective(size, self.layout.tensor, 1)
-
-    def context(self, size: float) -> float:
-        """Return the same of ranks that share a sequence."""
-        return self._collective(size, self.layout.context, self.layout.tensor)
-
-    def copies(self, size: float) -> float:
-        """Return the same of ranks that hold the same parameters, or parts of them."""
-        return self._collective(size, self.layout.copies(self.machines.devices), self.layout.tensor)
-
-    def experts(self, size: float, active: int) -> float:
-        """Return the seconds in which each rank sends `size` bytes of tokens to each of `active` experts."""
-        ranks, node = self.layout.experts, self.machines.devices_per_node
-        if ranks == 1:
-            return 0.0
-        inside, nodes = self._spread(ranks, self.layout.tensor)
-        links = active * size * (inside - 1) / inside / self.links if inside > 1 else 0.0
-        # A node gets a token once, however many of its experts want it.
-        reached = nodes * (1 - (1 - 1 / nodes) ** active)
-        between = node * size * reached * (nodes - 1) / nodes / self.network if nodes > 1 else 0.0
-        return max(links, between) + self._latency(inside, nodes)
-
-    def stages(self, size: float) -> float:
-        """Return the seconds in which a stage sends `size` bytes, each rank of it a part."""
-        stride = self.layout.tensor * self.layout.copies(self.machines.devices)
-        latency = 2 * LEAST_HOPS * self.rates["hop"]
-        if self.machines.nodes > 1 and stride * self.layout.pipeline > self.machines.devices_per_node:
-            pipelines = max(1.0, self.machines.devices_per_node / self.layout.tensor)
-            return size * pipelines / self.network + latency
-        return size / self.links + latency
-
-    def _spread(self, ranks: int, stride: int) -> tuple[int, float]:
-        """Return how many ranks of a group stand in one node, and over how many nodes they stand."""
-        inside = max(1, min(ranks, self.machines.devices_per_node // stride))
-        return inside, ranks / inside
-
-    def _latency(self, inside: int, nodes: float) -> float:
-        """Return the seconds of a ring's hops, of which those between nodes take twice as long."""
-        return self.rates["hop"] * max(LEAST_HOPS, inside - 1 + 2 * (nodes - 1))
-
-    def _collective(self, size: float, ranks: int, stride: int) -> float:
-        """Return the seconds in which `ranks` that stand `stride` apart gather, or scatter, `size` bytes."""
-        if ranks == 1 or not size:
-            return 0.0
-        inside, nodes = self._spread(ranks, stride)
-        links = size * (inside - 1) / inside / self.links if inside > 1 else 0.0
-        # Every group of the node sends its own.
-        groups = min(self.machines.devices_per_node / inside, self.machines.devices / ranks)
-        between = groups * size * (nodes - 1) / nodes / self.network if nodes > 1 else 0.0
-        return max(links, between) + self._latency(inside, nodes)
-
-
-def step_time(
-    work: ModelWork, machines: Machines, layout: ParallelLayout, traits: Traits, rates: Mapping[str, float]
-) -> StepTime:
-    """Return the time of an optimizer step, part by part; `rates` has those of `IDEAL`."""
-    device = _device(machines.gpu, layout.precision, rates)
-    return _Step(work, layout, traits, rates, device, _Ranks(machines, layout, rates)).time()
-
-
-@dataclass(frozen=True)
-class _Step:
-    work: ModelWork
-    layout: ParallelLayout
-    traits: Traits
-    rates: Mapping[str, float]
-    device: _Device
-    ranks: _Ranks
-
-    @property
-    def tokens(self) -> float:
-        """Tokens that a rank computes of a microbatch."""
-        return self.layout.microbatch * self.work.sequence / self.layout.context
-
     def time(self) -> StepTime:
         """Return the whole step."""
-        work, layout, rates, ranks, device = self.work, self.layout, self.rates, self.ranks, self.device
-        devices, tokens, layers = ranks.machines.devices, self.tokens, layout.stage_layers(work)
+        work, layout, rates, device = self.work, self.layout, self.rates, self.device
+        devices, tokens, layers = self.machines.devices, self.tokens, layout.stage_layers(work)
         count = layout.microbatches(devices)
         busy = {name: forward * (1 + back) for name, (forward, back) in self.block().items()}
         computing, between = sum(busy.values()), self.between_products()
         started = math.hypot((computing + between) ** 2, self.host() ** 2) ** 0.5
-        gathered, root = 0.0, 0.0
-        if layout.shards == "parameters" and not layout.kept_whole:
+        gathered, root, split = 0.0, 0.0, layout.shards == "parameters" and not layout.kept_whole
+        if split:
             # A block's parameters come twice, and its gradients go once. What is in no block is gathered
             # before the first one and summed after the last, when nothing hides it.
-            held = layout.held_of_block(work.block)
-            gathered = 3 * ranks.copies(layout.reduced_bytes * held / layout.tensor)
+            each, held = layout.reduced_bytes / layout.tensor, layout.held_of_block(work.block)
             ends = work.parameters - work.layers * work.block.weights + work.absent
-            root = 2 * ranks.copies(layout.reduced_bytes * ends / layout.tensor)
+            gathered = 3 * self.collective(each * held, "copies")
+            root = 2 * self.collective(each * ends, "copies")
         waits = max(0.0, gathered - started) + min(1.0, rates["exposed"]) * min(gathered, started)
         head = 3 * device.product(work.head, tokens=tokens, tensor=layout.tensor, narrow=False)
         head += LOGIT_MOVED * tokens * work.head.columns / layout.tensor / (rates["logits"] * device.memory)
         # The last stage has a block less for its head where parts do not divide the blocks.
         uneven = layers * layout.pipeline > work.layers
-        slot, sent = layers * (started + waits), 0.0
-        if layout.pipeline > 1:
-            sent = layout.interleaved * ranks.stages(2 * ACTIVATION_BYTES * tokens * work.block.width)
+        slot, sent = layers * (started + waits), layout.interleaved * self.between_stages()
         empty = (layout.pipeline - 1) * (ZERO_BUBBLE if layout.zero_bubble else 1.0) * rates["bubble"]
         moved = OPTIMIZER_MOVED * layout.held(work)
         moved /= layout.copies(devices) if layout.shards != "none" else 1
-        gradients = self.gradients(backward=layers * started * 2 / 3, count=count)
+        gradients = 0.0 if split else self.gradients(backward=layers * started * 2 / 3, count=count)
         return StepTime(
             **{name: count * layers * seconds for name, seconds in busy.items()},
             head=count * (max(0.0, head - started) if uneven else head),
@@ -280,18 +235,18 @@ class _Step:
 
     def block(self) -> dict[str, tuple[float, float]]:
         """Return by part the seconds of a block's forward pass, and how many of them come after it."""
-        work, layout, device, tokens = self.work, self.layout, self.device, self.tokens
-        block, tensor, narrow = work.block, layout.tensor, layout.precision != "bf16"
+        layout, device, tokens, software = self.layout, self.device, self.tokens, self.software
+        block, tensor, narrow = self.work.block, layout.tensor, layout.precision != "bf16"
         products = 0.0
         for one in block.products:
             own, met = one.experts / layout.experts, IMBALANCE if one.experts > 1 else 1.0
             many = tokens * one.active * met
             products += device.product(one, tokens=many, tensor=tensor, narrow=narrow, groups=own)
         attention, back = 0.0, ATTENTION_BACKWARD
-        if block.scanned and self.traits.scan:
-            elements, back = self.traits.scan
+        if block.scanned and (scan := scan_of(self.machines.gpu)):
+            elements, back = scan
             attention = tokens * block.scanned / (self.rates["scan"] * elements) / tensor
-        elif block.attention_flops and self.traits.unfused:
+        elif block.attention_flops and software.unfused:
             slow, back = VECTOR_UNITS if block.head % ROW else 1, 2.0
             scores = SCORE_MOVED * block.scores / device.memory / self.rates["attention"]
             attention = tokens / tensor * (block.attention_flops * slow / device.wide + scores)
@@ -305,56 +260,96 @@ class _Step:
         if narrow:
             # The input of a product is read once more and written in a byte, in both passes.
             moved += 3 * tokens * sum(one.inner * one.active for one in block.products) / tensor
-        eager = moved / (self.rates["memory"] * device.memory)
-        again = self.again()
+        how = layout.recomputation
+        # A backward pass computes all again, or keeps attention and the results of products, or some of
+        # these; where attention is not fused it is the attention matrices that are computed again.
+        again = (self.rates["again"],) * 3 if how else (0.0, 0.0, 0.0)
+        if not isinstance(how, bool):
+            every_other = ALTERNATE_PRODUCTS if how == "selective-alternate" else 0.0
+            again = (software.selective_products or every_other, 0.0, 1.0)
+            again = (0.0, 1.0, 0.0) if software.unfused else again
         return {
             "products": (products, 2.0 + again[0]),
             "attention": (attention, back + again[1]),
-            "memory": (eager, BACKWARD_PASSES + again[2]),
+            "memory": (moved / (self.rates["memory"] * device.memory), BACKWARD_PASSES + again[2]),
         }
-
-    def again(self) -> tuple[float, float, float]:
-        """Return how much of the products, of attention and of the rest a backward pass computes again."""
-        how, traits = self.layout.recomputation, self.traits
-        if isinstance(how, bool):
-            return (self.rates["again"],) * 3 if how else (0.0, 0.0, 0.0)
-        # It keeps attention and the results of products, or some of these; where attention is not fused it
-        # is the attention matrices that are computed again.
-        every_other = ALTERNATE_PRODUCTS if how == "selective-alternate" else 0.0
-        return (0.0, 1.0, 0.0) if traits.unfused else (traits.selective_products or every_other, 0.0, 1.0)
 
     def host(self) -> float:
         """Return the seconds that the host needs to start a block, forward and backward."""
         work, layout = self.work, self.layout
         blocks = 1 + TENSOR_HOST * (layout.tensor - 1)
-        if self.traits.unfused and work.block.scores:
+        if self.software.unfused and work.block.scores:
             rows = layout.microbatch * (work.block.scores // work.sequence) // layout.tensor
             blocks += SOFTMAX_HOST if rows % SOFTMAX_ROWS else 0.0
         return self.rates["host"] * blocks * (4.0 if layout.recomputation is True else 3.0)
 
     def between_products(self) -> float:
         """Return the seconds of a block's collectives that the next product waits for."""
-        block, layout, ranks, tokens = self.work.block, self.layout, self.ranks, self.tokens
+        block, layout, tokens = self.work.block, self.layout, self.tokens
         again = layout.recomputation is True
         size = layout.reduced_bytes * tokens * block.width
         # Two sums of activations forward, two backward; each is a scatter and a gather.
-        sums = 2 * ranks.tensor(size)
+        sums = 2 * self.collective(size, "tensor")
         # Tokens go to their experts and return, forward and backward.
         active = max(one.active for one in block.products)
         held = size / (layout.tensor if layout.sequence_parallel else 1)
-        experts = ranks.experts(held * IMBALANCE, active)
+        experts = self.experts(held * IMBALANCE, active)
         # Keys and values come forward and backward, and their gradients go.
         keys = layout.reduced_bytes * tokens * layout.context * block.keys / layout.tensor
-        return (4 + 2 * again) * (sums + experts) + (3 + again) * self.rates["exposed"] * ranks.context(keys)
+        shared = (3 + again) * self.rates["exposed"] * self.collective(keys, "context")
+        return (4 + 2 * again) * (sums + experts) + shared
+
+    def between_stages(self) -> float:
+        """Return the seconds in which a stage sends its activations to the next, each rank of it a part."""
+        machines, tensor = self.machines, self.layout.tensor
+        if self.layout.pipeline == 1:
+            return 0.0
+        size = 2 * ACTIVATION_BYTES * self.tokens * self.work.block.width
+        pipelines = max(1.0, machines.devices_per_node / tensor)
+        time = size * pipelines / self.network if machines.nodes > 1 else size / self.links
+        return time + 2 * LEAST_HOPS * self.rates["hop"]
 
     def gradients(self, *, backward: float, count: int) -> float:
         """Return what backward passes leave of the sum of gradients over copies."""
         layout = self.layout
-        if layout.shards == "parameters" and not layout.kept_whole:
-            return 0.0
         # They are scattered once a step, or after every pass where they are split, and gathered once: what
         # backward passes hide of the one, forward passes hide of the other.
-        once = self.ranks.copies((self.traits.summed_bytes or layout.gradient_bytes) * layout.held(self.work))
-        scattered = count if layout.shards == "gradients" else 1
+        size = (self.software.summed_bytes or layout.gradient_bytes) * layout.held(self.work)
+        once, scattered = self.collective(size, "copies"), count if layout.shards == "gradients" else 1
         hidden = scattered * min(once, backward) + min(once, backward / 2)
         return (scattered + 1) * once - (1 - min(1.0, self.rates["exposed"])) * hidden
+
+    def collective(self, size: float, group: Literal["tensor", "context", "copies"]) -> float:
+        """Return the seconds in which ranks gather, or scatter, `size` bytes.
+
+        Those of tensor parallelism, those that share a sequence, or those that hold the same parameters.
+        """
+        machines, layout = self.machines, self.layout
+        copies, stride = layout.copies(machines.devices), 1 if group == "tensor" else layout.tensor
+        ranks = {"tensor": layout.tensor, "context": layout.context, "copies": copies}[group]
+        if ranks == 1 or not size:
+            return 0.0
+        inside = max(1, min(ranks, machines.devices_per_node // stride))
+        # Every group of the node sends its own.
+        groups = min(machines.devices_per_node / inside, machines.devices / ranks)
+        return self.exchange(inside, ranks / inside, links=size, between=groups * size)
+
+    def experts(self, size: float, active: int) -> float:
+        """Return the seconds in which each rank sends `size` bytes of tokens to each of `active` experts."""
+        ranks, node = self.layout.experts, self.machines.devices_per_node
+        if ranks == 1:
+            return 0.0
+        inside = max(1, min(ranks, node // self.layout.tensor))
+        nodes = ranks / inside
+        # A node gets a token once, however many of its experts want it.
+        reached = nodes * (1 - (1 - 1 / nodes) ** active)
+        return self.exchange(inside, nodes, links=active * size, between=node * size * reached)
+
+    def exchange(self, inside: int, nodes: float, *, links: float, between: float) -> float:
+        """Return the seconds of bytes of a rank over links, or of a node over the network, and of hops.
+
+        A group has `inside` ranks in each of its `nodes`; hops between nodes take twice as long.
+        """
+        near = links * (inside - 1) / inside / self.links if inside > 1 else 0.0
+        far = between * (nodes - 1) / nodes / self.network if nodes > 1 else 0.0
+        return max(near, far) + self.rates["hop"] * max(LEAST_HOPS, inside - 1 + 2 * (nodes - 1))

@@ -14,10 +14,10 @@ from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.text import markdown_table, number, percent
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
-from twinrun.predict.calibration import SOFTWARE, basis
-from twinrun.predict.parallel_layout import Recomputation, Shards
-from twinrun.predict.prediction import Prediction
-from twinrun.predict.request import LayoutSettings, machines_of, predict_at
+from twinrun.predict.calibration import SOFTWARE, calibration
+from twinrun.predict.parallel_layout import Machines, Recomputation, Shards
+from twinrun.predict.prediction import Prediction, predict
+from twinrun.predict.request import LayoutSettings
 from twinrun.protocol.models import ModelShape, member, members
 from twinrun.report.charts import draw, sign_of
 from twinrun.report.page import figure_text, render_page
@@ -158,7 +158,7 @@ def _of_model(project: Project, name: str, shape: ModelShape, known: Sequence[Ca
     pairs = [*((one.gpu.id, one.precision) for one in known), *((gpu, PRECISION) for gpu in project.gpus)]
     for gpu, precision in dict.fromkeys(pairs):
         row = project.gpus[gpu]
-        way, predicted = _predicted(name, shape, row) if precision == PRECISION else (None, None)
+        way, predicted = _predicted(shape, row) if precision == PRECISION else (None, None)
         rates = [one for one in known if (one.gpu.id, one.precision) == (gpu, precision)]
         rates.sort(key=per_device, reverse=True)
         made.append(HardwareChoice(row, precision, tuple(rates), predicted, way))
@@ -166,13 +166,13 @@ def _of_model(project: Project, name: str, shape: ModelShape, known: Sequence[Ca
     return ModelChoices(name, shape, tuple(made))
 
 
-def _predicted(name: str, shape: ModelShape, gpu: Gpu) -> tuple[str | None, Prediction]:
+def _predicted(shape: ModelShape, gpu: Gpu) -> tuple[str | None, Prediction]:
     """Return the way that fits and spares most, and what is predicted with all states split."""
-    first, way, rests = None, None, basis(SOFTWARE)
-    machines = machines_of(gpu, nodes=1, devices_per_node=DEVICES, network=None)
+    first, way, software = None, None, calibration().of(SOFTWARE)
+    machines = Machines.of(gpu, nodes=1, devices_per_node=DEVICES, network=None)
     for title, shards, again in WAYS:
-        settings = LayoutSettings(model=name, global_batch=GLOBAL_BATCH, shards=shards, recomputation=again)
-        one = predict_at(shape, machines, settings, rests)
+        settings = LayoutSettings(global_batch=GLOBAL_BATCH, shards=shards, recomputation=again)
+        one = predict(settings.subject(shape, machines, software))
         fits = one.memory.fit(gpu) == "FITS"
         way = way or (title if fits else None)
         if shards == "parameters" and (first is None or (fits and first.memory.fit(gpu) != "FITS")):

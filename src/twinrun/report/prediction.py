@@ -12,7 +12,7 @@ from twinrun.foundation.text import GIB, number, percent
 from twinrun.predict.memory import capacity
 from twinrun.predict.parallel_layout import Recomputation
 from twinrun.predict.prediction import Prediction
-from twinrun.predict.search import OfferedLayout, Search, unordered
+from twinrun.predict.search import Search
 from twinrun.report.tables import View
 from twinrun.workloads.tables_and_charts import ABSENT, Cell, Column, Table, text, word_columns
 
@@ -43,7 +43,7 @@ def predictions_view(
         title=f"{machines.gpu.name}, {machines.devices_per_node} devices a node: predicted, not measured",
         columns=tuple(Column(title=one, numeric=one != "fit") for one in rows[0]),
         rows=tuple(tuple(row.values()) for row in rows),
-        notes=(*said, layout, f"Software: {first.subject.software.title}.", INTERVAL),
+        notes=(*said, layout, f"Software: {first.software.title}.", INTERVAL),
     )
     return Group(View(table, below=[_below(one) for one in found]))
 
@@ -64,13 +64,13 @@ def search_view(
         reasons.append(f"Left out, since no layout divides ({len(left)}): {'; '.join(left)}.")
     counted = f"{found.fitting:,} of {found.seen:,} layouts surely fit"
     if not found.best:
-        fastest = f"; the fastest makes {found.fastest.tokens_per_second:,.0f}" if found.fastest else ""
+        fastest = f"; the fastest makes {found.fastest.rate:,.0f}" if found.fastest else ""
         asked = f", none reaches {goal:,.0f} tokens/s{fastest}" if goal and found.fitting else ""
         return Group(*map(Text, (f"{counted}{asked}.", *reasons)))
     days, cost = f"days of {tokens:.3g} tokens", "price" if priced else "device-hours"
     counts = ("microbatch", "memory, GiB", "tokens/s in all", days, f"{cost} of them")
-    notes = [*said, f"{counted}.", f"Software: {found.best[0].prediction.subject.software.title}.", INTERVAL]
-    if names := unordered(found):
+    notes = [*said, f"{counted}.", f"Software: {found.best[0].software.title}.", INTERVAL]
+    if names := found.unordered:
         notes.append(f"No order between {', '.join(names)}: their intervals overlap.")
     which = "reach the goal" if goal else "fit"
     table = Table(
@@ -81,18 +81,19 @@ def search_view(
     return Group(View(table), *map(Text, (*notes, *reasons)))
 
 
-def _placed(one: OfferedLayout, *, goal: float, tokens: float) -> tuple[Cell, ...]:
-    machines, rate = one.offer.machines, one.tokens_per_second
-    low, high = (side * machines.devices for side in one.prediction.interval or (0.0, 0.0))
+def _placed(one: Prediction, *, goal: float, tokens: float) -> tuple[Cell, ...]:
+    machines, rate = one.machines, one.rate
+    low, high = (side * machines.devices for side in one.interval or (0.0, 0.0))
+    cost, cheap, dear = map(number, one.prices(tokens))
     sure = "" if not goal else "; surely" if low >= goal else "; likely"
     return (
         text(machines.gpu.name, f"{machines.nodes} x {machines.devices_per_node} devices"),
-        text(_layout(one.prediction)),
-        text(str(one.prediction.layout.microbatch)),
-        text(number(one.prediction.memory.bytes / GIB)),
+        text(_layout(one)),
+        text(str(one.layout.microbatch)),
+        text(number(one.memory.bytes / GIB)),
         text(f"{rate:,.0f}", f"{low:,.0f} to {high:,.0f}{sure}"),
         text(number(tokens / rate / DAY)),
-        text(number(one.price(tokens)), " to ".join(map(number, one.price_interval(tokens)))),
+        text(cost, f"{cheap} to {dear}"),
     )
 
 

@@ -15,8 +15,7 @@ from twinrun.foundation.text import markdown_table, number, percent, plural
 from twinrun.manifests.claims import Claim, RecordClaim, ScoreDifferenceClaim
 from twinrun.planning.project import Project
 from twinrun.predict.calibration import calibration
-from twinrun.predict.claims import PredictedClaim, PredictedKernel, predicted_claims
-from twinrun.predict.rows import scores
+from twinrun.predict.claims import predicted_claims, scores
 from twinrun.report import words
 from twinrun.report.charts import draw, sign_of
 from twinrun.report.hardware import PRECISION, ModelChoices, choices
@@ -189,11 +188,8 @@ def _times(verdict: Verdict, *, lower: bool) -> float | None:
 
 def predicted_of(recipe: str, claim: str, project: Project) -> tuple[float, float, float] | None:
     """Return what is predicted of a claim in its own unit, with its interval; None where nothing is."""
-    every: tuple[PredictedClaim | PredictedKernel, ...] = predicted_claims().claim
-    for one in every + predicted_claims().kernel:
-        if (one.recipe, one.claim) == (recipe, claim):
-            return one.interval(project.gpus)
-    return None
+    known = (one for one in predicted_claims() if (one.recipe, one.claim) == (recipe, claim))
+    return next((one.interval(project.gpus) for one in known), None)
 
 
 def picture_of(key: str, title: str, rows: Sequence[PublishedRow]) -> RowChart:

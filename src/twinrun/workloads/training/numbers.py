@@ -10,7 +10,7 @@ from typing import Any
 
 from twinrun.foundation.text import GIB, TERA
 from twinrun.manifests.vendor import Gpu
-from twinrun.predict.calibration import SOFTWARE, Subject, basis
+from twinrun.predict.calibration import SOFTWARE, Subject, calibration
 from twinrun.predict.calibration import Run as TimedRun
 from twinrun.predict.parallel_layout import Machines
 from twinrun.protocol.measurements import Measurement, Numbers, Series, over_time, single
@@ -241,7 +241,7 @@ def _run(part: TrainingPlan, one: TrainedPoint, gpu: Gpu, speed: float | None) -
         return None
     layout = parallel_layout(training, one.part.layout, microbatch=one.result.microbatch)
     machines = Machines(gpu, place.devices_per_node, place.nodes, speed)
-    return TimedRun(Subject(own.shape, machines, layout, basis(SOFTWARE).software), time.median)
+    return TimedRun(Subject(own.shape, machines, layout, calibration().of(SOFTWARE)), time.median)
 
 
 def loss_of(part: TrainingPlan, point: TrainedPoint) -> ControlledCurve | None:

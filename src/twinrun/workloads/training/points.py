@@ -9,7 +9,7 @@ from typing import Any, get_args
 from twinrun.foundation.errors import InputError, MachineError, require_known
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import GIB
-from twinrun.predict.calibration import SOFTWARE, basis
+from twinrun.predict.calibration import SOFTWARE, Subject, calibration
 from twinrun.predict.memory import memory
 from twinrun.predict.parallel_layout import GIGABIT, Machines, ParallelLayout, Shards
 from twinrun.predict.prediction import Prediction, kept, predict
@@ -129,7 +129,8 @@ class Budget(Frozen):
         machines = Machines(hardware.gpu, devices_per_node, nodes, network)
         layout = parallel_layout(self.training, self.layout, microbatch=microbatch)
         unknown = _unknown(self.training, self.shape)
-        return predict(self.shape, machines, layout, basis(SOFTWARE), checked=True, unknown=unknown)
+        subject = Subject(self.shape, machines, layout, calibration().of(SOFTWARE))
+        return predict(subject, unknown=unknown)
 
 
 def processor_bytes(own: TrainingPlan, layout: Layout | None, microbatch: int, world: int) -> int:
