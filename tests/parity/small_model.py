@@ -103,29 +103,21 @@ def _element(name: str, by: float) -> PlantedFault:
     return PlantedFault(f"one element of {name} + {by:g}", name.rpartition(".")[0], at=once(change))
 
 
-def _setting(what: str, layer: str, change: Callable[[Model], None]) -> PlantedFault:
+def _setting(what: str, layer: str, module: str, **values: object) -> PlantedFault:
+    def change(model: Model) -> None:
+        for name, value in values.items():
+            setattr(model.get_submodule(module), name, value)
+
     return PlantedFault(what, layer, at=once(change))
 
 
 def _epsilon(name: str) -> PlantedFault:
-    def change(model: Model) -> None:
-        model.get_submodule(name).eps = 1e-4
-
-    return _setting(f"epsilon of {name}", name, change)
+    return _setting(f"epsilon of {name}", name, name, eps=1e-4)
 
 
-def _mask(block: int, offset: int) -> PlantedFault:
-    def change(model: Model) -> None:
-        model.blocks[block].attention.offset = offset
-
-    return _setting(f"mask of block {block} off by {offset}", f"blocks.{block}.attention.wo", change)
-
-
-def _half(block: int) -> PlantedFault:
-    def change(model: Model) -> None:
-        model.blocks[block].attention.half_scores = True
-
-    return _setting(f"scores of block {block} in bf16", f"blocks.{block}.attention.wo", change)
+def _attention(block: int, what: str, **values: object) -> PlantedFault:
+    place = f"blocks.{block}.attention"
+    return _setting(f"{what} of block {block}", f"{place}.wo", place, **values)
 
 
 def _no_gradient(name: str) -> PlantedFault:
@@ -140,17 +132,17 @@ FAULTS = (
     _element("head.weight", 0.001),
     PlantedFault("first microbatch skipped", "embedding", skipped=0),
     PlantedFault("last microbatch skipped", "embedding", skipped=3),
-    _mask(0, 1),
-    _mask(1, 1),
-    _mask(2, -1),
+    _attention(0, "mask off by 1", offset=1),
+    _attention(1, "mask off by 1", offset=1),
+    _attention(2, "mask off by -1", offset=-1),
     _epsilon("blocks.0.norm_1"),
     _epsilon("blocks.1.norm_2"),
     _epsilon("norm"),
     _no_gradient("blocks.0.fc1.bias"),
     _no_gradient("blocks.1.norm_1.bias"),
     _no_gradient("blocks.2.attention.wq.bias"),
-    _half(0),
-    _half(2),
+    _attention(0, "scores in bf16", half_scores=True),
+    _attention(2, "scores in bf16", half_scores=True),
     PlantedFault("another seed of dropout", "blocks.0", seed=1, dropout=0.1),
     PlantedFault("another seed of dropout later", "blocks.0", seed=2, dropout=0.3),
 )
