@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from twinrun.checkpoints import folder
-from twinrun.checkpoints.conversion import TensorReader
 from twinrun.checkpoints.folder import FolderStore, Sink
 from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredTensor
 from twinrun.checkpoints.parts import Box, Piece, parts_for, write_part
 from twinrun.checkpoints.safetensors import Entry
-from twinrun.checkpoints.verification import read_manifest, verify
+from twinrun.checkpoints.verification import read_manifest
 from twinrun.foundation.errors import RunError
 
 TENSORS, ROWS = 5, 64
@@ -98,24 +97,6 @@ def test_another_number_of_ranks_reads_the_neighbours_alone(
             2 if times < 1 else 1
         )
         assert place.opened["json"] <= most + 1
-
-
-@pytest.mark.parametrize("ranks", SIZES)
-def test_each_description_is_read_once(tmp_path: Path, ranks: int) -> None:
-    save(tmp_path, ranks)
-    place = CountingStore(tmp_path)
-    manifest = verify(place, 1)
-    assert place.opened == {"json": ranks + 1, "safetensors": ranks}
-    place.opened.clear()
-    reader = TensorReader(place, manifest)
-    assert place.opened == {"json": ranks}
-    whole = b"".join(bytes([rank]) * (ROWS // ranks) for rank in range(ranks))
-    assert reader.read("model.0").tobytes() == whole
-
-
-def test_the_index_does_not_grow_with_ranks_times_tensors(tmp_path: Path) -> None:
-    few, many = (len(save(tmp_path / str(ranks), ranks).text()) for ranks in SIZES)
-    assert (many - few) / (SIZES[1] - SIZES[0]) < 160
 
 
 @pytest.mark.parametrize("which", ["the index of this checkpoint", "the description of a part"])

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 from filelock import Timeout
 
-from tests.checkpoints.writing import write
-from twinrun.checkpoints.folder import FolderStore
 from twinrun.foundation.cache import locked
-from twinrun.foundation.errors import InputError, MachineError, RunError
+from twinrun.foundation.errors import InputError, MachineError
 
 
 @pytest.fixture(params=[errno.ENOLCK, errno.EOPNOTSUPP])
@@ -37,12 +35,6 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, lockless: str) -> 
     assert "TWINRUN_CACHE" in str(caught.value.hint)
 
 
-def test_a_place_of_checkpoints_without_locks_takes_none(tmp_path: Path, lockless: str) -> None:
-    with pytest.raises(MachineError, match="the file system has no locks"):
-        FolderStore(tmp_path).claim("run")
-    assert not (tmp_path / "writer.json").exists()
-
-
 def test_a_lock_that_is_held_is_waited_for(tmp_path: Path) -> None:
     with locked(tmp_path / "lock"), pytest.raises(Timeout), locked(tmp_path / "lock", seconds=0):
         pytest.fail("held twice")
@@ -50,18 +42,3 @@ def test_a_lock_that_is_held_is_waited_for(tmp_path: Path) -> None:
         busy = InputError("held")
         with pytest.raises(InputError, match="held"), locked(tmp_path / "lock", busy=busy):
             pytest.fail("held twice")
-
-
-def test_of_two_writers_of_latest_the_first_is_cut_off(tmp_path: Path) -> None:
-    """The one that was there first writes on, as a rank does that a scheduler took for dead."""
-    store = FolderStore(tmp_path)
-    first, second = store.claim("first"), FolderStore(tmp_path).claim("second")
-    write(store, step=2, token=second)
-    before = (tmp_path / "latest.json").read_bytes()
-    for step in (2, 4):
-        with pytest.raises(RunError, match="second"):
-            write(store, step=step, token=first)
-    assert (tmp_path / "latest.json").read_bytes() == before
-    assert store.steps() == [2]
-    write(store, step=4, token=second)
-    assert store.steps() == [2, 4]

@@ -8,11 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from twinrun.cli.sites import doctor
-from twinrun.foundation.errors import InputError
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -38,8 +33,3 @@ def test_a_stop_says_which_checks_ended(root: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=30)
     assert "error: plain: stopped; checks that ended: files: ok, versions: ok, first: ok\nhint: " in error
-
-
-def test_an_engine_without_a_stack_is_refused() -> None:
-    with pytest.raises(InputError, match="only with --stack"):
-        doctor(engine="venv")

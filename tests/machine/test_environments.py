@@ -41,16 +41,6 @@ def environment(root: Path) -> Path:
     return folder
 
 
-def test_whole_environment_is_counted(root: Path, environment: Path) -> None:
-    older = environment.with_name("plain-000000000000")
-    older.mkdir()
-    check = named(diagnose(root), "environments")
-    assert (check.status, check.found) == (
-        "ok",
-        "1 of 1 made: plain; of other locks: plain-000000000000",
-    )
-
-
 def remove_interpreter(folder: Path) -> None:
     for path in (folder / "bin").glob("python*"):
         path.unlink()

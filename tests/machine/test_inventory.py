@@ -7,20 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.machine.played import KERNEL, LIBRARY, play
 from tests.machine.stand_in import pynvml
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.machine.devices import discover, visible_devices
+from twinrun.machine.devices import discover
 from twinrun.machine.inventory import detect
 from twinrun.manifests.vendor import load_gpus, load_vendors
-from twinrun.protocol.allocation import Device
 
 ROOT = Path(__file__).parents[2]
 GPUS = load_gpus(ROOT)
-VENDORS = load_vendors(ROOT)
 # Those that are no row, or that a row calls otherwise.
 ROWS = {"mi250x-cray": "mi250x"} | dict.fromkeys(
     ("unknown", "h100-part", "mi300x-cpx", "mi300x-nps8", "radeon"), None
@@ -40,21 +36,6 @@ def test_a_model_is_found(root: Path, monkeypatch: pytest.MonkeyPatch, model: st
         assert found.arch == gpu.arch
         assert found.memory_bytes is not None
         assert found.memory_bytes >= gpu.device_memory_bytes
-
-
-def test_the_kernel_names_a_device_by_its_row(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    play(root, "mi250", monkeypatch)
-    machine = detect(root)
-    assert machine.devices[3] == Device(
-        index=3,
-        name="AMD Instinct MI250",
-        gpu="mi250",
-        arch="gfx90a",
-        memory_bytes=68702699520,
-        unique_id="0x5a10c0de33333333",
-        driver="6.12.12",
-    )
-    assert machine.probe == "KFD topology: 8 devices"
 
 
 def test_machine_without_gpus_is_a_cpu(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,23 +93,6 @@ def test_devices_are_in_the_order_of_nodes_and_closed_ones_left_out(
     assert ids == [f"0x{0x5A10C0DE00000000 + one * 0x11111111:x}" for one in (0, 1, 2, 4, 5, 6, 7)]
 
 
-@given(
-    text=st.text(max_size=60)
-    | st.sampled_from(["simd_count 4\ngfx_target_version 90402\n", "simd_count " + "9" * 500])
-)
-def test_whatever_the_kernel_says_is_no_fault_of_ours(
-    tmp_path_factory: pytest.TempPathFactory, text: str
-) -> None:
-    folder = tmp_path_factory.mktemp("nodes") / "2"
-    (folder / "mem_banks/0").mkdir(parents=True)
-    for part in ("properties", "mem_banks/0/properties"):
-        (folder / part).write_text(text, encoding="utf-8", errors="replace")
-    vendor = VENDORS["rocm"]
-    assert vendor.probe is not None
-    probe = vendor.probe.model_copy(update={"folders": f"{folder.parent}/*"})
-    assert discover(vendor.model_copy(update={"probe": probe}), GPUS).devices == ()
-
-
 @pytest.mark.parametrize(
     ("environment", "left"),
     [
@@ -156,39 +120,6 @@ def test_environment_hides_devices(
     assert [device.index for device in result.devices] == left
 
 
-def test_hidden_devices_are_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    play(root, "h100-80gb", monkeypatch)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert "CUDA_VISIBLE_DEVICES= leaves 0 of 8" in detect(root).probe
-    with pytest.raises(MachineError, match="CUDA_VISIBLE_DEVICES= leaves 0 of 8"):
-        detect(root, vendor="cuda")
-
-
-@given(st.lists(st.none() | st.text(max_size=6), max_size=6), st.text(max_size=12))
-def test_visible_keeps_known_places_once(identifiers: list[str | None], value: str) -> None:
-    places, _ = visible_devices(identifiers, [["V"]], {"V": value})
-    assert len(set(places)) == len(places)
-    assert set(places) <= set(range(len(identifiers)))
-
-
-def test_figures_and_architectures_are_in_the_table() -> None:
-    expected = {
-        "mi250": (128, 3277, 362),
-        "a100-40gb": (40, 1555, 312),
-        "a100-80gb": (80, 2039, 312),
-        "h100-80gb": (80, 3350, 989.5),
-    }
-    for row, figures in expected.items():
-        gpu = GPUS[row]
-        assert (gpu.memory_gb, gpu.bandwidth_gb_s, gpu.peak_bf16_tflops) == figures
-    assert GPUS["mi250"].device_peak_flops == 181e12
-    assert GPUS["mi250"].device_memory_bytes == 64_000_000_000
-    assert GPUS["mi250"].device_bandwidth_bytes_s == pytest.approx(1638.5e9)
-    for gpu in GPUS.values():
-        assert gpu.arch in VENDORS[gpu.vendor].arch_names.values()
-        assert gpu.source
-
-
 @pytest.mark.parametrize(
     ("file", "old", "new", "expected"),
     [
@@ -209,9 +140,3 @@ def test_broken_table_names_file_and_key(root: Path, file: str, old: str, new: s
         detect(root)
     assert str(path) in str(caught.value)
     assert expected in str(caught.value)
-
-
-def test_folder_without_manifest_is_told(root: Path) -> None:
-    (root / "images" / "vendors" / "tpu").mkdir()
-    with pytest.raises(InputError, match=r"tpu/vendor\.toml: cannot be read"):
-        detect(root)

@@ -34,7 +34,7 @@ from twinrun.train.building import adamw, learning_rate, set_learning_rate
 from twinrun.train.checkpoint.session import checkpoints_of
 from twinrun.train.checkpoint.state import InPlaceState
 from twinrun.train.corpus import Corpus, read_corpus
-from twinrun.train.data_parallel import gradient_excess, settle_buckets
+from twinrun.train.data_parallel import gradient_excess
 from twinrun.train.metrics import Meter
 
 WIDTH = 8
@@ -51,7 +51,8 @@ def train(job: TrainingJob, corpus: Corpus) -> list[float]:
     saves = checkpoints_of(job, corpus=corpus, parts=lambda: InPlaceState(model, optimizer), meter=meter)
     done = saves.resume()
     if done and job.sharding == "none" and job.world_size > 1:
-        settle_buckets(called(batch(job, 0)).sum(), optimizer)
+        called(batch(job, 0)).sum().backward()
+        optimizer.zero_grad(set_to_none=True)
     meter.start()
     for step in range(done, job.training.steps):
         if step == int(os.environ.get("KILL_STEP", "-1")) and is_doomed():

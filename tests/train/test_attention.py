@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,31 +12,13 @@ import pytest
 pytest.importorskip("composer")
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from tests.ranks import environment, run_ranks
 from tests.train.small import ROOT, SHAPE, TRAINING, MakeJob, job_file
 from tests.train.test_scaling import run_here
 from twinrun.execution.environment import package_folders
-from twinrun.foundation.errors import MachineError
 from twinrun.protocol.training import TrainingResult
-from twinrun.train.attention import KERNELS, alibi_slopes, fastest, fused, only, written_out
-from twinrun.train.models.mpt import MPT
-
-SIZE_BSHE = (2, 16, 2, 32)
-CPU = torch.device("cpu")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_cpu_has_a_fused_kernel(dtype: torch.dtype) -> None:
-    assert fastest(SIZE_BSHE, dtype=dtype, device=CPU) == "flash"
-    assert fastest(SIZE_BSHE, dtype=dtype, device=CPU, alibi=True) in KERNELS
-
-
-def test_only_one_kernel_may_run() -> None:
-    q_BHSE = torch.ones(1, 2, 16, 32)
-    with only("efficient"), pytest.raises(RuntimeError):
-        scaled_dot_product_attention(q_BHSE, q_BHSE, q_BHSE, is_causal=True)
+from twinrun.train.attention import alibi_slopes, fused, written_out
 
 
 @pytest.mark.parametrize("heads", [1, 8, 12, 40])
@@ -91,11 +72,3 @@ def with_kernels() -> dict[str, str]:
     variables = environment()
     kernels = map(str, package_folders(ROOT, ["flash-attention"]))
     return variables | {"PYTHONPATH": os.pathsep.join([variables["PYTHONPATH"], *kernels])}
-
-
-def test_without_triton_our_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "twinrun_attention", None)
-    with pytest.raises(
-        MachineError, match=r"cannot import twinrun_attention(.|\n)*recipe.toml names the kernels"
-    ):
-        MPT(SHAPE, attention="triton")

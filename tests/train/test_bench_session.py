@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="needs the packages of a stack")
 
-import torch
 
 from tests.train.small import bench_job, launch
 from twinrun.foundation.errors import InputError, RunError
@@ -19,7 +16,6 @@ from twinrun.foundation.manifest import load_json
 from twinrun.protocol.bench import BenchJob, BenchResult, CallLine, Work
 from twinrun.train import rank
 from twinrun.train.bench import CheckedCall, Session
-from twinrun.train.measure import Clock, distance, kept_bytes
 
 LABELS = (
     {"name": "operation", "values": ("sum", "product")},
@@ -139,58 +135,12 @@ def test_labels_that_the_recipe_does_not_declare_are_refused(
     assert caught.value.allowed
 
 
-def test_inputs_are_fresh_in_every_run_and_repeat_by_seed(tmp_path: Path) -> None:
-    seeds = {Session(job_of(tmp_path)).seed for _ in range(3)}
-    assert len(seeds) == 3
-    job = job_of(tmp_path, seed=5)
-    first, second = (torch.randn(3, generator=Session(job).generator) for _ in range(2))
-    assert torch.equal(first, second)
-
-
 def test_what_is_wrong_is_not_timed(tmp_path: Path) -> None:
     called: list[int] = []
     wrong = checked_call(0.5, call=lambda: called.append(1))
     with pytest.raises(RunError, match=r"relative distance 0\.5 of out"):
         measure(Session(job_of(tmp_path, repeats=3)), ours=wrong)
     assert not called
-
-
-def test_a_wrong_baseline_is_recorded(tmp_path: Path) -> None:
-    session = Session(job_of(tmp_path))
-    measure(session, baselines=[checked_call(float("inf"), implementation="theirs")], absent={"x": "why"})
-    (call,) = session.result().calls
-    assert [one.errors for one in call.baselines] == [{"out": None}]
-    assert call.absent == {"x": "why"}
-
-
-def test_distances() -> None:
-    reference = torch.tensor([3.0, 4.0])
-    assert distance(reference, reference) == 0
-    assert distance(torch.tensor([3.0, 4.5]), reference) == pytest.approx(0.1)
-    assert distance(torch.tensor([3.0, torch.nan]), reference) == float("inf")
-    assert distance(torch.zeros(2), torch.zeros(2)) == 0
-
-
-@pytest.mark.parametrize(
-    ("taken", "between_ranks", "in_a_row"),
-    [(0.0, True, 200), (0.001, True, 20), (0.5, True, 1), (0.001, False, 1)],
-)
-def test_a_short_collective_is_timed_several_times_in_a_row(
-    taken: float, between_ranks: bool, in_a_row: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At 1 KB a call is shorter than the time between the starts of two ranks: its spread was 4,300 %."""
-    now, calls = [0.0], itertools.count()
-
-    def call() -> None:
-        now[0] += taken
-        next(calls)
-
-    monkeypatch.setattr("twinrun.train.measure.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    ((first, second),) = Clock(torch.device("cpu"), warmup=3, repeats=2).times(
-        [call], between_ranks=between_ranks
-    )
-    assert next(calls) == 3 + 2 * in_a_row
-    assert (first, second) == pytest.approx((taken * 1e3, taken * 1e3))
 
 
 def all_reduce(folder: Path, *, broken: bool, **changes: Any) -> tuple[Any, BenchJob]:
@@ -225,13 +175,3 @@ def test_what_one_rank_gets_wrong_all_refuse(tmp_path: Path) -> None:
     said = [line for line in ended.stderr.splitlines() if line.startswith("error: small, sum-fp32: ")]
     assert said == ["error: small, sum-fp32: the result is not the reference's"] * 2
     assert not (tmp_path / "result.json").exists()
-
-
-def test_what_autograd_keeps_is_counted_once_without_inputs_and_output() -> None:
-    x, y = (torch.randn(6, 8, requires_grad=True) for _ in range(2))
-    assert kept_bytes(lambda: x * y, (x, y)) == 0
-    # The output of each exponential is kept: the last is the result, and of two views one storage counts.
-    assert kept_bytes(lambda: x.exp().exp(), (x, y)) == x.nbytes
-    assert kept_bytes(lambda: (part := x.exp())[:3] * part[3:], (x, y)) == x.nbytes
-    with torch.no_grad():
-        assert kept_bytes(lambda: x.exp().exp(), (x, y)) == 0

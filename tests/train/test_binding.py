@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from twinrun.protocol.allocation import Binding
-from twinrun.train.node import bind, cpu_list, parse_cpu_list
+from twinrun.train.node import bind, parse_cpu_list
 
 # The pairs of the LUMI AI guide: a device, its memory node, and the cores that jobs may use beside it.
 NEAR = {0: "49-55", 1: "57-63", 2: "17-23", 3: "25-31", 4: "1-7", 5: "9-15", 6: "33-39", 7: "41-47"}
@@ -70,13 +70,3 @@ def test_a_rank_that_may_use_none_of_them_stays_where_it_is(
     found = bind(0, 8, address_of=address, sysfs=node(tmp_path))
     assert found == Binding(address=address(0), numa_node=3, cores="1-2", bound=False)
     assert not chosen
-
-
-def test_a_device_that_nobody_knows_binds_nothing(chosen: list[set[int]]) -> None:
-    assert bind(0, 8, address_of=lambda _number: None) is None
-    assert not chosen
-
-
-@pytest.mark.parametrize("text", ["0-3,8", "5", "", "0-1,3-4,64-127"])
-def test_lists_are_read_and_written_as_the_kernel_does(text: str) -> None:
-    assert cpu_list(parse_cpu_list(text)) == text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import pickle
 import random
 import shutil
@@ -82,21 +81,6 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(
     assert digests(place, STEPS) == whole
 
 
-def test_a_checkpoint_that_vanished_is_missed(saved: tuple[TrainingJob, Path], tmp_path: Path) -> None:
-    place = tmp_path / "place"
-    shutil.copytree(saved[1], place)
-    shutil.rmtree(place / NEWEST)
-    ended = start(saving(saved[0], place))
-    assert f"{NEWEST}/manifest.json: missing, though it is the latest" in ended.said
-    shutil.rmtree(place / NEWEST)
-    shutil.rmtree(place / OLDER, ignore_errors=True)
-    for left in place.glob("step-*"):
-        shutil.rmtree(left)
-    ended = start(saving(saved[0], place))
-    assert ended.statuses == (4, 4)
-    assert "no checkpoint is good" in ended.said
-
-
 PLACES = (
     f"{NEWEST}/manifest.json",
     f"{NEWEST}/rank-00000.safetensors",
@@ -134,34 +118,6 @@ def test_no_pickle_is_executed(
 
 assert (len(PLACES) + len(DATA_PLACES)) * len(PROTOCOLS) == PICKLES.nightly
 assert (len(PLACES) + len(DATA_PLACES)) * len(QUICK_PROTOCOLS) == PICKLES.change
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        (f"{NEWEST}/rank-00000.safetensors", "no regular file\n  found: a pipe"),
-        (f"{NEWEST}/manifest.json", "no regular file\n  found: a pipe"),
-        (f"{NEWEST}/extra", "no regular file\n  found: a pipe"),
-        ("step-٠٠٠٠٠٠٠٢", "no name of a checkpoint"),
-        ("latest.json", "going on after"),
-    ],
-)
-def test_a_run_goes_on_without_waiting_for_a_pipe(
-    saved_alone: tuple[TrainingJob, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    said: str,
-) -> None:
-    place = tmp_path / "place"
-    shutil.copytree(saved_alone[1], place)
-    (place / name).unlink(missing_ok=True)
-    os.mkfifo(place / name)
-    job = saving(saved_alone[0], place)
-    train(job, read_corpus(Path(job.data)))
-    shown = capsys.readouterr().err
-    assert said in shown
-    assert (place / "quarantine" / NEWEST).is_dir() == ("put aside" in shown) == (NEWEST in name)
 
 
 @pytest.mark.parametrize("times", [1, 1 << 30])

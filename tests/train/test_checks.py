@@ -231,21 +231,3 @@ def test_a_rank_that_stays_away_is_unknown(tmp_path: Path) -> None:
         ("unknown", "allocation"),
     ]
     assert checks[2].reason == "rank 0: not run: without rank 1; rank 1: this rank reported nothing"
-
-
-@pytest.mark.parametrize(
-    ("checks", "world_size", "message"),
-    [
-        (["god"], 1, "did you mean `good`?"),
-        (["good"], 4, "wrong number of ranks"),
-    ],
-)
-def test_what_cannot_be_run_is_refused(
-    tmp_path: Path, checks: list[str], world_size: int, message: str
-) -> None:
-    job = job_of(tmp_path, checks, world_size=world_size)
-    done = subprocess.run(command(job), env=variables(tmp_path), capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "result.json").exists()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,35 +9,15 @@ import pytest
 pytest.importorskip("streaming")
 
 import numpy as np
-import torch
 
-from tests.train.small import GLOBAL_BATCH, SHAPE, MakeJob
+from tests.train.small import SHAPE, MakeJob
 from twinrun.foundation.errors import InputError
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import TrainingJob
-from twinrun.train.corpus import Corpus, sample_hash
-from twinrun.train.data import Order, collate, load_batches, load_corpus
+from twinrun.train.data import Order, collate, load_corpus
 
 # Of samples, in two shards; an epoch of whole global batches leaves some out.
 SHARDS = (60, 29)
-
-
-@pytest.fixture
-def copied(make_job: MakeJob, tmp_path: Path) -> TrainingJob:
-    """A job on a copy of the corpus that a test may damage."""
-    job = make_job()
-    folder = shutil.copytree(job.data, tmp_path / "copy")
-    return job.model_copy(update={"data": str(folder)})
-
-
-def test_ranks_of_a_node_share_the_verification(copied: TrainingJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    (Path(copied.data) / "shard.00000.mds").write_bytes(b"damaged")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    load_corpus(copied)
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    with pytest.raises(InputError, match="missing or damaged"):
-        load_corpus(copied)
 
 
 @pytest.mark.parametrize(
@@ -58,25 +36,6 @@ def test_data_that_does_not_suit_the_model_is_refused(
         load_corpus(job)
 
 
-def test_batches_hold_whole_samples_and_their_hashes(make_job: MakeJob, corpus: Corpus) -> None:
-    batches = list(load_batches(make_job(), corpus))
-    assert len(batches) == corpus.samples // GLOBAL_BATCH
-    for batch in batches:
-        assert batch["tokens"].shape == (GLOBAL_BATCH, SHAPE.sequence)
-        assert batch["tokens"].dtype == batch["hashes"].dtype == torch.int64
-    hashes = torch.cat([batch["hashes"] for batch in batches])
-    assert len(hashes.unique()) == len(hashes)
-
-
-@pytest.mark.parametrize(("offload", "workers"), [("none", 2), ("optimizer", 0), ("parameters", 0)])
-def test_a_rank_that_offloads_has_no_forks(
-    make_job: MakeJob, corpus: Corpus, offload: str, workers: int
-) -> None:
-    layout = Layout.model_validate({"zero": 3, "offload": offload})
-    job = make_job().model_copy(update={"layout": layout, "accelerator": True})
-    assert load_batches(job, corpus).num_workers == workers
-
-
 def test_a_control_run_has_each_batch_in_an_order_of_its_own() -> None:
     steps = [
         [{"tokens": np.array([one]), "hash": one} for one in range(-3 * step, 3)] for step in (1, 2, 3, 4)
@@ -90,12 +49,6 @@ def test_a_control_run_has_each_batch_in_an_order_of_its_own() -> None:
     assert len({str(run) for run in runs}) == 6
     again = collate(steps[3], control=5)
     assert again["tokens"].flatten().tolist() == again["hashes"].tolist() == runs[5][3]
-
-
-def test_a_hash_is_that_of_the_tokens_in_their_order() -> None:
-    tokens_S: Any = np.arange(5, dtype=np.int64)
-    assert sample_hash(tokens_S) != sample_hash(tokens_S[::-1])
-    assert sample_hash(tokens_S) == sample_hash(tokens_S.astype(np.uint16))
 
 
 @pytest.mark.parametrize("skipped", [0, 2])

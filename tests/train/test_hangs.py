@@ -16,8 +16,8 @@ pytest.importorskip("torch")
 from tests.ranks import environment
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.job import Job
-from twinrun.protocol.signals import FIRST_SECONDS, PULSE, RankState
-from twinrun.train.rank import FLOOR_SECONDS, STARTED_FILE, Pulse
+from twinrun.protocol.signals import PULSE, RankState
+from twinrun.train.rank import STARTED_FILE
 
 SECONDS = 60
 # Two steps, of which the second hangs where it does what it has done before.
@@ -136,19 +136,3 @@ def test_a_rank_is_watched_before_it_reads_or_writes_a_file(tmp_path: Path) -> N
         assert (found.pid, found.operation, found.end) == (rank.pid, "starts", None)
         assert not (tmp_path / "ranks").exists()
         rank.kill()
-
-
-def test_limits_are_learned_from_what_was_done_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("twinrun.train.rank.time.monotonic", lambda: clock[0])
-    for seconds, expected in ((None, (10 * 30.0, FLOOR_SECONDS)), (7, (7, 7))):
-        pulse = Pulse(job(tmp_path, watchdog_seconds=seconds))
-        assert pulse.limit("forward") == FIRST_SECONDS
-        for spent in (20.0, 40.0, 30.0):
-            pulse.beat("forward", 1)
-            clock[0] += spent
-            pulse.beat("backward", 1)
-        assert (pulse.limit("forward"), pulse.limit("backward")) == expected
-        pulse.end()

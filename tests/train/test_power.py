@@ -62,15 +62,6 @@ def test_a_card_is_read_from_its_own_file(
         sensor_of(1, quantity)
 
 
-@pytest.mark.parametrize(("quantity", "value"), [("power", 693.5), ("clock", 1755.0)])
-@pytest.mark.usefixtures("device", "package")
-def test_a_card_is_read_by_the_package(quantity: Any, value: float) -> None:
-    found, read = sensor_of(0, quantity)
-    assert (found, read()) == ("NVML", value)
-    with pytest.raises(NoPowerError, match="NVML: 1"):
-        sensor_of(1, quantity)
-
-
 @pytest.mark.usefixtures("device", "package")
 def test_each_step_has_its_power_and_the_source_its_rate(make_job: MakeJob) -> None:
     job = make_job(world_size=4).model_copy(update={"accelerator": True})
@@ -88,23 +79,3 @@ def test_each_step_has_its_power_and_the_source_its_rate(make_job: MakeJob) -> N
     meter.end()
     assert (source.sensor, meter.needed) == ("NVML", 2)
     assert 0 < (source.samples_per_second or 0) < 11
-
-
-def test_without_a_sensor_the_reason_is_told(
-    make_job: MakeJob, device: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reasons = {}
-    gpu = make_job().model_copy(update={"accelerator": True})
-    monkeypatch.setattr("torch.cuda._HAS_PYNVML", False)
-    monkeypatch.setattr("torch.cuda._PYNVML_ERR", None, raising=False)
-    reasons["package"] = PowerMeter(gpu, PowerReading()).source()
-    reasons["processor"] = PowerMeter(make_job(), PowerReading()).source()
-    monkeypatch.setattr(power, "pci_address", lambda _number: None)
-    monkeypatch.setattr("torch.version.hip", "6.3")
-    reasons["address"] = PowerMeter(gpu, PowerReading()).source()
-    assert {name: one.reason for name, one in reasons.items()} == {
-        "package": "NVML: pynvml does not seem to be installed or it can't be imported.",
-        "processor": "a processor's power is not read",
-        "address": "PyTorch does not say where the device is on the PCI bus",
-    }
-    assert {one.sensor for one in reasons.values()} == {None}

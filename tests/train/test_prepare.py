@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import platform
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,22 +59,6 @@ def test_standard_library_is_bytes_and_separators(library: Path) -> None:
     assert bytes(tokens[: len(first)].astype(np.uint8)) == first
     assert tokens[len(first)] == SEPARATOR
     assert tokens.max() == SEPARATOR
-
-
-def test_corpus_describes_what_was_written(library: Path) -> None:
-    corpus = read_corpus(library)
-    tokens = stream(library)
-    assert corpus.sha256 == hashlib.sha256(tokens.astype("<u2").tobytes()).hexdigest()
-    assert corpus.tokens == len(tokens) == corpus.samples * 2048
-    assert corpus.origin.python == platform.python_version()
-    assert 5_000_000 < corpus.bytes < 20_000_000
-
-
-def test_prepared_data_is_kept(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = {path: path.stat().st_mtime_ns for path in library.iterdir()}
-    assert main(["--source", "standard-library", "--sequence", "2048", "--out", str(library)]) == 0
-    assert {path: path.stat().st_mtime_ns for path in library.iterdir()} == before
-    assert json.loads(capsys.readouterr().out)["sequence"] == 2048
 
 
 def test_data_prepared_otherwise_is_not_replaced(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,14 +136,6 @@ def test_every_form_gives_its_texts(tmp_path: Path, tokenizer: Path, form: str) 
     expected = [0, 1, 2, 3] if form == "text" else [0, 1, 3, 2]
     assert stream(tmp_path / "data").tolist()[:4] == expected
     assert read_corpus(tmp_path / "data").origin.width == 32
-
-
-@pytest.mark.parametrize("form", ["json", "parquet"])
-def test_a_column_that_is_not_there_is_named(tmp_path: Path, tokenizer: Path, form: str) -> None:
-    (tmp_path / "in").mkdir()
-    file = written(tmp_path / "in", form)
-    with pytest.raises(InputError, match="text"):
-        prepare_files(tmp_path / "data", source=keys(form), files=[file], tokenizer=tokenizer, sequence=1)
 
 
 @pytest.mark.parametrize(("header", "width"), [(0, 16), (1024, 16), (0, 32)])

@@ -14,11 +14,9 @@ pytest.importorskip("composer")
 import torch
 
 from tests.ranks import environment
-from tests.train.small import GLOBAL_BATCH, MakeJob, job_file, launch, launch_by_torchrun
+from tests.train.small import GLOBAL_BATCH, MakeJob, job_file, launch
 from twinrun.foundation.errors import RunError
 from twinrun.protocol.job import OUT_OF_MEMORY, REFUSED
-from twinrun.protocol.training import TrainingJob
-from twinrun.train import rank
 from twinrun.train.metrics import Meter
 
 FRAME = """
@@ -65,13 +63,6 @@ def test_each_end_has_its_status_and_its_words(
     assert ended.stdout == ("" if status else "handled\n")
 
 
-def test_torchrun_says_who_had_no_memory(make_job: MakeJob, tmp_path: Path) -> None:
-    ended = launch_by_torchrun(script(tmp_path, TOO_MUCH), make_job())
-    assert ended.returncode != 0
-    assert f"exitcode  : {OUT_OF_MEMORY} " in ended.stderr
-    assert "rank      : 0 " in ended.stderr
-
-
 def test_sigterm_ends_a_rank_at_once(make_job: MakeJob, tmp_path: Path) -> None:
     path = script(tmp_path, "print('ready', flush=True); time.sleep(60)")
     command = [sys.executable, str(path), "--job", str(job_file(make_job()))]
@@ -80,24 +71,6 @@ def test_sigterm_ends_a_rank_at_once(make_job: MakeJob, tmp_path: Path) -> None:
         assert process.stdout.readline() == "ready\n"
         process.terminate()
         assert process.wait(timeout=50) == -signal.SIGTERM
-
-
-def order_of(job: TrainingJob, hashes: list[list[int]]) -> str:
-    rank.introduce(job)
-    meter = Meter(job, torch.device("cpu"))
-    meter.start()
-    for values in hashes:
-        meter.add_samples(torch.tensor(values))
-        meter.add_loss(torch.tensor(1.0), GLOBAL_BATCH)
-        meter.end_step()
-    return meter.order_hash
-
-
-def test_order_hash_knows_steps_but_not_places_in_a_batch(make_job: MakeJob) -> None:
-    large = 2**63 - 1
-    one = order_of(make_job(), [[large, large, 5], [7, 8]])
-    assert one == order_of(make_job(), [[5, large, large], [8, 7]])
-    assert one != order_of(make_job(), [[7, 8], [large, large, 5]])
 
 
 def test_a_loss_that_is_no_number_ends_the_run(make_job: MakeJob) -> None:

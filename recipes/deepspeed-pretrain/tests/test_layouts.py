@@ -25,7 +25,7 @@ from twinrun.protocol.job import REFUSED
 from twinrun.protocol.layout import Layout
 from twinrun.protocol.training import Optimizer, TrainingJob, TrainingResult
 from twinrun.train.checkpoint.state import MODEL
-from twinrun.train.models import family_of
+from twinrun.train.models import build_of
 
 SCRIPT = Path(__file__).with_name("layout_ranks.py")
 EXPERTS = SHAPE.model_copy(update={"experts": 4})
@@ -40,7 +40,7 @@ def test_ranks_find_nothing_wrong() -> None:
 
 def test_experts_are_the_ones_that_their_router_chose(make_job: MakeJob) -> None:
     job = make_job(shape=EXPERTS)
-    model = family_of(EXPERTS).build(EXPERTS, training=job.training)
+    model = build_of(EXPERTS)(EXPERTS, training=job.training)
     model.initialise(5)
     assert sum(one.numel() for one in model.parameters()) == EXPERTS.parameters()
     layer, x_ND = model.blocks[0].ffn, torch.randn(24, SHAPE.width)

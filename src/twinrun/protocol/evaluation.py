@@ -163,17 +163,12 @@ class EvaluationResult(Result):
 
 
 class EvaluationLine(Frozen):
-    """A line of metrics.jsonl: how far the ranks are."""
+    """A line of metrics.jsonl: a task that is done."""
 
     point: str
     attempt: str
     task: str
-    done: Annotated[int, Field(ge=0)]
-    """Requests of the first rank so far."""
-    requests: Positive
-    """Requests of the first rank in all."""
-    score: float | None = None
-    """Null until the task is done."""
+    score: float
 
 
 class Sample(Frozen):

@@ -6,6 +6,7 @@ Shape suffixes: B sequences, S tokens of one, H heads, G heads of keys and value
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import math
 import warnings
@@ -28,17 +29,10 @@ H / G neighbouring heads of queries share a head of keys and values.
 # Backends that PyTorch lacks: that of a model without attention, and our own kernel.
 NONE, TRITON = "none", "triton"
 # Fastest first: cuDNN's backward pass is about 1.6 times as fast as FlashAttention-2 on an H200.
-KERNELS = {
-    name: getattr(SDPBackend, backend)
-    for name, backend in {
-        "cudnn": "CUDNN_ATTENTION",
-        "flash": "FLASH_ATTENTION",
-        "efficient": "EFFICIENT_ATTENTION",
-        "math": "MATH",
-    }.items()
-    # PyTorch before 2.5 has no cuDNN's.
-    if hasattr(SDPBackend, backend)
-}
+_BACKENDS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
+_BACKENDS |= {"math": "MATH"}
+# PyTorch before 2.5 has no cuDNN's.
+KERNELS = {name: getattr(SDPBackend, one) for name, one in _BACKENDS.items() if hasattr(SDPBackend, one)}
 
 
 def only(kernel: str) -> contextlib.AbstractContextManager[None]:
@@ -71,10 +65,8 @@ def fastest(
     """
     batch, rows, heads, width = size_BSHE
     slopes_H = alibi_slopes(heads).to(device) if alibi else None
-    q_BSHE, k_BSGE = (
-        torch.ones((batch, rows, count, width), dtype=dtype, device=device, requires_grad=True)
-        for count in (heads, key_heads or heads)
-    )
+    made = functools.partial(torch.ones, dtype=dtype, device=device, requires_grad=True)
+    q_BSHE, k_BSGE = (made((batch, rows, count, width)) for count in (heads, key_heads or heads))
     for kernel in KERNELS:
         # Every kernel that is refused warns about its reason.
         with warnings.catch_warnings(), contextlib.suppress(RuntimeError), only(kernel):
@@ -135,13 +127,9 @@ def package(name: str, *, place: str, found: str, allowed: str, hint: str) -> An
 
 
 def _ours() -> Attend:
-    ours = package(
-        "twinrun_attention",
-        place="attention",
-        found=TRITON,
-        allowed="sdpa or math, or an environment with Triton",
-        hint='recipe.toml names the kernels: kernels = ["flash-attention"]',
-    )
+    hint = 'recipe.toml names the kernels: kernels = ["flash-attention"]'
+    told = {"found": TRITON, "allowed": "sdpa or math, or an environment with Triton", "hint": hint}
+    ours = package("twinrun_attention", place="attention", **told)
 
     def attend(q_BSHE: Tensor, k_BSGE: Tensor, v_BSGE: Tensor, slopes_H: Tensor | None) -> Tensor:
         out: Tensor = ours.flash_attn_func(q_BSHE, k_BSGE, v_BSGE, causal=True, alibi_slopes=slopes_H)

@@ -8,22 +8,12 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from twinrun.foundation.errors import RunError, require_known
-from twinrun.protocol.bench import (
-    BenchJob,
-    BenchResult,
-    Call,
-    CallLine,
-    Implementation,
-    PeakRate,
-    Traffic,
-    Work,
-    largest_error,
-    name_of,
-)
+from twinrun.protocol import bench as protocol
 from twinrun.train import device as devices
 from twinrun.train import rank, ranks
 from twinrun.train.measure import Clock, Function, TimedOn
@@ -45,7 +35,7 @@ class CheckedCall:
 class Session:
     """The calls of one case; every rank of the job takes part in each."""
 
-    def __init__(self, job: BenchJob) -> None:
+    def __init__(self, job: protocol.BenchJob) -> None:
         self.job = job
         self.device = devices.device_of(job)
         ranks.join(job)
@@ -55,7 +45,7 @@ class Session:
         # Ranks differ: a sum of equal inputs is right in any order of ranks.
         self.generator = torch.Generator(self.device).manual_seed(self.seed + rank.number())
         self._clock = Clock(self.device, warmup=job.timing.warmup, repeats=job.timing.repeats)
-        self._calls: list[Call] = []
+        self._calls: list[protocol.Call] = []
 
     @property
     def timed(self) -> bool:
@@ -69,78 +59,67 @@ class Session:
         title: str,
         allowed_error: float,
         ours: CheckedCall,
-        work: Work | None = None,
         baselines: Sequence[CheckedCall] = (),
         absent: Mapping[str, str] | None = None,
         clock: TimedOn = "device",
-        bus_bytes: float | None = None,
-        traffic: Traffic | None = None,
         refuse: bool = True,
+        **known: Any,
     ) -> None:
         """Time ours and the baselines in turns, once ours is right.
 
         Args:
             labels: a value for each label that the job declares, defaults may be left out.
-            work: the least that the call must do, where that is known.
             absent: baselines that could not run, and why.
             clock: see `Clock.times`.
-            bus_bytes: of a collective, the bytes that each link must move; short ones are timed in a row.
-            traffic: what a link was counted to move in one call of ours; claims judge it.
             refuse: whether a wrong result ends the run; else claims about errors judge it.
+            known: `work`, the least that the call must do; of a collective `bus_bytes`, those that each link
+                must move, so that short ones are timed in a row; and `traffic`, what a link was counted to
+                move in one call of ours, which claims judge.
 
         Raises:
             InputError: the recipe declares other labels.
             RunError: ours is further from the reference than `allowed_error`.
         """
         labels = self._complete(labels)
-        name = name_of(self.job.labels, labels)
+        name = protocol.name_of(self.job.labels, labels)
         if any(one.name == name for one in self._calls):
             raise RunError("two calls have the same labels", place=self.job.point, found=name)
         rank.beat(name, step=len(self._calls) + 1)
         checked = [self._with_largest_errors(one) for one in (ours, *baselines)]
-        tensor, error = largest_error(checked[0].errors)
+        tensor, error = protocol.largest_error(checked[0].errors)
         if refuse and error > allowed_error:
-            raise RunError(
-                "the result is not the reference's",
-                place=f"{self.job.point}, {name}",
-                found=f"relative distance {error:.3g} of {tensor}",
-                allowed=f"at most {allowed_error:g}",
-            )
+            message, found = "the result is not the reference's", f"relative distance {error:.3g} of {tensor}"
+            place = f"{self.job.point}, {name}"
+            raise RunError(message, place=place, found=found, allowed=f"at most {allowed_error:g}")
         times: Sequence[tuple[float, ...]] = [()] * len(checked)
         if self.timed:
             calls = [one.call for one in checked]
-            times = self._clock.times(calls, clock=clock, between_ranks=bus_bytes is not None)
+            times = self._clock.times(calls, clock=clock, between_ranks=known.get("bus_bytes") is not None)
         first, *others = (_implementation(one, spent) for one, spent in zip(checked, times, strict=True))
-        call = Call(
+        call = protocol.Call(
             name=name,
             title=title,
             labels=labels,
-            work=work,
             allowed_error=allowed_error,
             ours=first,
             baselines=tuple(others),
             absent=dict(absent or {}),
-            bus_bytes=bus_bytes,
-            traffic=traffic,
+            **{"work": None, **known},
         )
         self._calls.append(call)
         if rank.number() == 0:
-            rank.report(CallLine(point=self.job.point, attempt=self.job.attempt, call=call))
+            rank.report(protocol.CallLine(point=self.job.point, attempt=self.job.attempt, call=call))
             summary = "; ".join(_summary(one) for one in (call.ours, *call.baselines))
             sys.stdout.write(f"{self.job.point} {name}: {summary}\n")
 
-    def result(self, peak_rates: Sequence[PeakRate] = ()) -> BenchResult:
+    def result(self, peak_rates: Sequence[protocol.PeakRate] = ()) -> protocol.BenchResult:
         """Return what this case measured, beside the `peak_rates` of the device; every rank must call it."""
-        (peak,) = ranks.largest([devices.peak_memory_bytes(self.device)], self.device)
-        return BenchResult(
+        return protocol.BenchResult(
             point=self.job.point,
             seed=self.seed,
             peak_rates=tuple(peak_rates),
             calls=tuple(self._calls),
-            device_name=devices.name(self.device),
-            device_memory_bytes=devices.memory_bytes(self.device),
-            peak_memory_bytes=int(peak),
-            libraries=devices.libraries(self.device),
+            **devices.measured(self.device),
         )
 
     def _complete(self, given: Mapping[str, str]) -> dict[str, str]:
@@ -164,8 +143,8 @@ def bus_bytes_of_all_reduce(buffer_bytes: int, world_size: int) -> float:
     return 2 * (world_size - 1) / world_size * buffer_bytes
 
 
-def _implementation(checked: CheckedCall, milliseconds: tuple[float, ...]) -> Implementation:
-    return Implementation(
+def _implementation(checked: CheckedCall, milliseconds: tuple[float, ...]) -> protocol.Implementation:
+    return protocol.Implementation(
         name=checked.implementation,
         version=checked.version,
         milliseconds=milliseconds,
@@ -175,7 +154,7 @@ def _implementation(checked: CheckedCall, milliseconds: tuple[float, ...]) -> Im
     )
 
 
-def _summary(one: Implementation) -> str:
+def _summary(one: protocol.Implementation) -> str:
     spent = f"{statistics.median(one.milliseconds):.4f} ms" if one.milliseconds else "not timed"
-    tensor, error = largest_error(one.errors)
+    tensor, error = protocol.largest_error(one.errors)
     return f"{one.name} {spent}, error {error:.2g} of {tensor}"

@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from twinrun.foundation.errors import InputError, MachineError, RunError
+from twinrun.foundation.errors import InputError, RunError
 from twinrun.parity.controls import renumber
 from twinrun.protocol.digests import Tracer
 from twinrun.protocol.training import Optimizer, TokenSchedule, TrainingJob
 from twinrun.train import attention
-from twinrun.train.models import DTYPES, Model, family_of
+from twinrun.train.models import DTYPES, Model, build_of
 
 # Integers of the size of a parameter, for its bits.
 WORDS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
@@ -26,7 +25,7 @@ CHUNK = 1 << 24
 
 def make_model(job: TrainingJob) -> Model:
     """Return the model of `job` on the current device, its parameters not initialised."""
-    model = family_of(job.shape).build(job.shape, training=job.training)
+    model = build_of(job.shape)(job.shape, training=job.training)
     if job.training.precision == "fp8":
         convert_to_fp8(model.blocks, job)
     return model
@@ -58,13 +57,9 @@ def choose_attention(job: TrainingJob, device: torch.device) -> str:
         return attention.NONE
     if job.training.attention != "sdpa":
         return job.training.attention
-    return attention.fastest(
-        (job.microbatch, shape.sequence, shape.attention_heads(), shape.head_size()),
-        key_heads=shape.key_heads(),
-        dtype=DTYPES[job.training.precision],
-        device=device,
-        alibi=bool(getattr(shape, "alibi", None)),
-    )
+    size_BSHE = (job.microbatch, shape.sequence, shape.attention_heads(), shape.head_size())
+    kind: dict[str, Any] = {"key_heads": shape.key_heads(), "alibi": bool(getattr(shape, "alibi", None))}
+    return attention.fastest(size_BSHE, dtype=DTYPES[job.training.precision], device=device, **kind)
 
 
 def demand_parameters(job: TrainingJob, found: int | None = None) -> int:
@@ -77,13 +72,10 @@ def demand_parameters(job: TrainingJob, found: int | None = None) -> int:
         with torch.device("meta"):
             found = sum(parameter.numel() for parameter in make_model(job).parameters())
     if found != (expected := job.shape.parameters()):
-        raise RunError(
-            "the model of the script is not the one of the manifest",
-            place=job.point,
-            found=f"{found:,} parameters",
-            allowed=f"{expected:,} by the closed form of `{job.shape.family}`",
-            hint="change the model, or its sizes under [models] of recipe.toml",
-        )
+        message = "the model of the script is not the one of the manifest"
+        hint = "change the model, or its sizes under [models] of recipe.toml"
+        allowed = f"{expected:,} by the closed form of `{job.shape.family}`"
+        raise RunError(message, place=job.point, found=f"{found:,} parameters", allowed=allowed, hint=hint)
     return found
 
 
@@ -127,14 +119,9 @@ def adamw(
     Weight decay is multiplied by the learning rate, which Composer's decoupled AdamW does not do;
     at the published weight decay of 0 both are the same.
     """
-    return torch.optim.AdamW(
-        groups or parameter_groups(model, settings),
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-        fused=next(model.parameters()).is_cuda,
-    )
+    chosen, fused = groups or parameter_groups(model, settings), next(model.parameters()).is_cuda
+    kind: dict[str, Any] = {"betas": settings.betas, "eps": settings.epsilon, "fused": fused}
+    return torch.optim.AdamW(chosen, settings.learning_rate, weight_decay=settings.weight_decay, **kind)
 
 
 def parameter_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, Any]]:
@@ -157,8 +144,7 @@ def learning_rate(step: int, settings: Optimizer, *, step_tokens: int) -> float:
         factor = _factor(step * step_tokens, settings.schedule)
         least = settings.final_factor if step * step_tokens >= settings.schedule.warmup else 0.0
         return settings.learning_rate * max(least, factor)
-    assert settings.warmup_steps is not None
-    assert settings.decay_steps is not None
+    assert settings.warmup_steps is not None and settings.decay_steps is not None  # noqa: PT018
     if step < settings.warmup_steps:
         return settings.learning_rate * step / settings.warmup_steps
     cosine_steps = max(1, settings.decay_steps - settings.warmup_steps)
@@ -181,28 +167,21 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-# Matrix products of a model's blocks in fp8, by a recipe of torchao's own.
-PACKAGE = "torchao.float8"
-
-
 def convert_to_fp8(blocks: nn.Module, job: TrainingJob) -> None:
     """Let every linear layer of `blocks` multiply in fp8; a processor computes the rounded factors in fp32.
 
     Raises:
         MachineError: the interpreter of the ranks has no torchao.
     """
-    try:
-        package: Any = import_module(PACKAGE)
-    except ImportError as error:
-        raise MachineError(
-            f"cannot import {PACKAGE}: {error}",
-            place="--set precision",
-            found="fp8",
-            allowed="bf16, fp32, or an environment with torchao",
-            hint="--engine venv installs the lock of a stack that has it",
-        ) from None
-    recipe = package.Float8LinearConfig.from_recipe_name(job.training.fp8_recipe)
-    package.convert_to_float8_training(blocks, config=replace(recipe, emulate=not job.accelerator))
+    float8 = attention.package(
+        "torchao.float8",
+        place="--set precision",
+        found="fp8",
+        allowed="bf16, fp32, or an environment with torchao",
+        hint="--engine venv installs the lock of a stack that has it",
+    )
+    recipe = float8.Float8LinearConfig.from_recipe_name(job.training.fp8_recipe)
+    float8.convert_to_float8_training(blocks, config=replace(recipe, emulate=not job.accelerator))
 
 
 def fp8_described(job: TrainingJob) -> str:

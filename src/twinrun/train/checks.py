@@ -65,14 +65,9 @@ def _import_torch() -> None:
     A process of its own tries first: a torch that hangs or crashes is the checks' to tell, one by one.
     """
 
-    def load() -> None:
-        try:
-            importlib.import_module("torch")
-        except ImportError as error:
-            raise UndecidedError(str(error), remedy="install it") from None
-
     trial = CheckSpec(id="torch", title="torch can be imported", scope="node", timeout=IMPORT_SECONDS)
-    if run_check(trial, load, place="", variables={}).outcome == "pass":
+    load: Any = partial(importlib.import_module, "torch")
+    if run_check(trial, lambda: str(load()), place="", variables={}).outcome == "pass":
         load()
 
 
@@ -81,18 +76,16 @@ def _run(job: ChecksJob, spec: CheckSpec, function: CheckFunction, outcomes: Out
     together = spec.scope == "allocation"
     outcome = None
     if together and (missing := outcomes.meet()):
-        ranks = ", ".join(map(str, missing))
-        reason = f"not run: without rank {ranks}"
+        reason = f"not run: without rank {', '.join(map(str, missing))}"
         outcome = Check(id=spec.id, outcome="unknown", place=_place(spec), reason=reason)
     elif spec.scope != "node" or rank.variable("LOCAL_RANK", 0) == 0:
         variables = {}
         if together and outcomes.ranks > 1:
             # torchrun's own store, which lives as long as the ranks, has the addresses of the check before.
-            port = str(outcomes.share_port())
-            variables = {"MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "False"}
+            variables = {"MASTER_PORT": outcomes.share_port(), "TORCHELASTIC_USE_AGENT_STORE": "False"}
         is_over = outcomes.is_over if together else lambda: False
-        work = partial(function, job)
-        outcome = run_check(spec, work, place=_place(spec), variables=variables, is_over=is_over)
+        kind: dict[str, Any] = {"place": _place(spec), "variables": variables, "is_over": is_over}
+        outcome = run_check(spec, partial(function, job), **kind)
         if outcome.outcome == "fail" and not together:
             outcome = outcome.model_copy(update={"nodes": (platform.node(),)})
     outcomes.post(spec, outcome)
@@ -149,23 +142,17 @@ OTHERS_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 
 
-class FindingError(Exception):
-    """What a check found, and what to do about it; it is raised as one of the two below."""
+class CheckError(Exception):
+    """What a check found wrong, and what to do about it."""
 
-    outcome: ClassVar[str]
+    outcome: ClassVar[str] = "fail"
 
     def __init__(self, reason: str, *, remedy: str | None = None, nodes: Sequence[str] = ()) -> None:
         super().__init__(reason)
         self.reason, self.remedy, self.nodes = reason, remedy, tuple(nodes)
 
 
-class CheckError(FindingError):
-    """What a check found wrong."""
-
-    outcome = "fail"
-
-
-class UndecidedError(FindingError):
+class UndecidedError(CheckError):
     """Why a check could find out nothing, and what would let it."""
 
     outcome = "unknown"
@@ -203,8 +190,10 @@ def run_check(
         process.join()
     if finding is None:
         finding = {"outcome": "fail", "reason": f"timed out after {spec.timeout:g} s"}
-    content = {"id": spec.id, "place": place, "seconds": time.monotonic() - began}
-    content |= finding or {"outcome": "unknown", "reason": _described(process.exitcode or 0)}
+    status = process.exitcode or 0
+    ended = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    content: dict[str, Any] = {"id": spec.id, "place": place, "seconds": time.monotonic() - began}
+    content |= finding or {"outcome": "unknown", "reason": ended}
     # As JSON, in which a list is a tuple.
     return Check.model_validate_json(json.dumps(content))
 
@@ -233,16 +222,12 @@ def _answer(function: Callable[[], str | None], variables: Mapping[str, str], wr
     os.environ.update(variables)
     try:
         found: dict[str, Any] = {"outcome": "pass", "reason": function() or ""}
-    except FindingError as one:
-        found = {"outcome": one.outcome, "reason": one.reason, "remedy": one.remedy, "nodes": one.nodes}
+    except CheckError as one:
+        found = {"outcome": one.outcome, **vars(one)}
     except BaseException as error:
         traceback.print_exc()
         found = {"outcome": "unknown", "reason": f"{type(error).__name__}: {error}"}
     writer.send_bytes(json.dumps(found).encode())
-
-
-def _described(status: int) -> str:
-    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
 # How ranks tell each other the outcomes of checks: files in the folder of the job. Imports without torch.
@@ -269,42 +254,36 @@ class Outcomes:
         """The check that this rank has ended last; 0 is its start."""
         return f"check-{self._ended}"
 
-    @property
-    def _over(self) -> Path:
-        """One file of all ranks: asked often, by each."""
-        return self._folder / f"over-{self._ended}"
-
-    def share_port(self) -> int:
+    def share_port(self) -> str:
         """Return a port that is free on the first rank's host, the same on all ranks; after `meet`."""
         name = f"port-{self._ended}"
         if self.rank == 0:
             with contextlib.closing(socket.create_server(("", 0))) as server:
                 self._write(name, str(server.getsockname()[1]))
         self._wait_for(name, {0})
-        return int(self._file(name, 0).read_text())
+        return self._file(name, 0).read_text()
 
     def is_over(self) -> bool:
         """Say whether a rank has ended the check that this one is at without passing it."""
-        return self._over.exists()
+        return self._file("over", self._ended).exists()
 
     def post(self, spec: CheckSpec, outcome: Check | None) -> None:
         """Say what this rank found, None where it takes no part."""
         if outcome and outcome.outcome != "pass":
-            write_atomically(self._over, "")
+            # One file of all ranks: asked often, by each.
+            write_atomically(self._file("over", self._ended), "")
         self._ended += 1
         self._write(self._name, outcome.model_dump_json() if outcome else "")
         self._patience += spec.timeout
 
     def collect(self, spec: CheckSpec) -> dict[int, Check]:
         """Return by rank what the check posted last has found; `unknown` for a rank that is silent."""
-        missing, found = self.meet(), {}
-        for number in range(self.ranks):
-            if number in missing:
-                place, reason = f"rank {number}", "this rank reported nothing"
-                found[number] = Check(id=spec.id, outcome="unknown", place=place, reason=reason)
-            elif self._file(self._name, number).stat().st_size:
+        silent = partial(Check, id=spec.id, outcome="unknown", reason="this rank reported nothing")
+        found = {number: silent(place=f"rank {number}") for number in self.meet()}
+        for number in sorted(set(range(self.ranks)) - found.keys()):
+            if self._file(self._name, number).stat().st_size:
                 found[number] = load_json(self._file(self._name, number), Check)
-        return found
+        return dict(sorted(found.items()))
 
     def meet(self) -> list[int]:
         """Wait until every rank has ended the check before; return the ranks that did not."""

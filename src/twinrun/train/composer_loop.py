@@ -23,10 +23,6 @@ from twinrun.train.models import Model
 # Compilation can keep one rank busy for minutes while the others wait in a collective.
 TIMEOUT_SECONDS = 1800.0
 PRECISIONS = {"fp32": "fp32", "bf16": "amp_bf16", "fp8": "amp_bf16"}
-# PURE: parameters are gathered and gradients reduced in the arithmetic's type, as published
-# (github:mosaicml/llm-foundry@2e852dbf80fd:scripts/train/yamls/pretrain/mpt-1b.yaml). DEFAULT: gradients are
-# summed over microbatches, and then reduced, in fp32.
-MIXED_PRECISION = {"microbatch": "PURE", "step": "DEFAULT"}
 
 
 def start(job: TrainingJob) -> None:
@@ -124,9 +120,10 @@ class StepCallback(Callback):
     def fit_start(self, state: State, _logger: Logger) -> None:
         self._sync = GradientSync(state.model, self._job)
         if self.steps.done and self._engine.parallelism == "ddp":
-            size_BS = (self._job.microbatch, self._job.shape.sequence)
-            tokens_BS = torch.zeros(size_BS, dtype=torch.int64, device=next(state.model.parameters()).device)
-            settle_buckets(state.model({"tokens": tokens_BS}), state.optimizers[0])
+            device = next(state.model.parameters()).device
+            settle_buckets(
+                self._job, lambda one: state.model({"tokens": one}), state.optimizers[0], device=device
+            )
         self.steps.start()
 
     def batch_start(self, state: State, _logger: Logger) -> None:
@@ -169,14 +166,11 @@ def _sharding(job: TrainingJob) -> dict[str, Any]:
     try:
         from composer.utils.parallelism import FSDP2Config, ParallelismConfig
     except ImportError:
-        raise InputError(
-            "the Composer of this stack does not shard by FSDP2",
-            place="--set sharding",
-            found=job.sharding,
-            allowed="none, or a stack with Composer 0.31 or later",
-        ) from None
-    reduction = job.training.reduction
-    options = FSDP2Config(
-        mixed_precision=MIXED_PRECISION[reduction], reshard_after_forward=reduction == "microbatch"
-    )
+        message, allowed = "this Composer does not shard by FSDP2", "none, or Composer 0.31 or later"
+        raise InputError(message, place="--set sharding", found=job.sharding, allowed=allowed) from None
+    every = job.training.reduction == "microbatch"
+    # PURE: parameters are gathered and gradients reduced in the arithmetic's type, as published
+    # (github:mosaicml/llm-foundry@2e852dbf80fd:scripts/train/yamls/pretrain/mpt-1b.yaml). DEFAULT: gradients
+    # are summed over microbatches, and then reduced, in fp32.
+    options = FSDP2Config(mixed_precision="PURE" if every else "DEFAULT", reshard_after_forward=every)
     return {"parallelism_config": ParallelismConfig(fsdp2=options)}

@@ -99,11 +99,8 @@ def encoding_of(origin: Origin) -> str:
 
 def damaged(path: Path) -> InputError:
     """Return what to say of a file that is not what was prepared."""
-    return InputError(
-        "this file of the prepared data is missing or damaged",
-        place=str(path),
-        hint="delete the folder and prepare the data again",
-    )
+    message = "this file of the prepared data is missing or damaged"
+    return InputError(message, place=str(path), hint="delete the folder and prepare the data again")
 
 
 def sample_hash(tokens_S: np.ndarray[Any, np.dtype[np.int64]]) -> int:
@@ -152,13 +149,9 @@ def write_corpus(
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     corpus = read_corpus(folder)
-    require_equal(
-        corpus.origin.model_dump_json(),
-        origin.model_dump_json(),
-        "this folder holds data prepared otherwise",
-        place=str(folder),
-        hint="choose another folder or delete this one",
-    )
+    found, allowed = corpus.origin.model_dump_json(), origin.model_dump_json()
+    message, hint = "this folder holds data prepared otherwise", "choose another folder or delete this one"
+    require_equal(found, allowed, message, place=str(folder), hint=hint)
     return corpus
 
 

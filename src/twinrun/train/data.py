@@ -16,19 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.protocol.training import TrainingJob
+from twinrun.train import corpus as corpora
 from twinrun.train import rank
-from twinrun.train.corpus import (
-    COLUMN,
-    CORPUS,
-    HASH,
-    HASHES,
-    INDEX,
-    Corpus,
-    damaged,
-    encoding_of,
-    read_corpus,
-    sample_hash,
-)
 from twinrun.train.models import IGNORED
 
 Batch = dict[str, torch.Tensor]
@@ -40,7 +29,7 @@ SHUFFLE_BLOCK = 4_000_000
 Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def load_corpus(job: TrainingJob, *, least: int | None = None) -> Corpus:
+def load_corpus(job: TrainingJob, *, least: int | None = None) -> corpora.Corpus:
     """Return what is known of the prepared data; the ranks of a node hash its shards together.
 
     Args:
@@ -50,12 +39,12 @@ def load_corpus(job: TrainingJob, *, least: int | None = None) -> Corpus:
         InputError: a file is missing or changed, or the data does not suit the job.
     """
     folder = Path(job.data)
-    corpus = read_corpus(folder)
+    corpus = corpora.read_corpus(folder)
     _check_suitable(corpus, job, least=least or job.training.global_batch)
-    _demand(folder / INDEX, corpus.index_sha256)
-    shards = json.loads((folder / INDEX).read_text())["shards"]
-    if any(shard["column_encodings"] != [encoding_of(corpus.origin)] for shard in shards):
-        raise damaged(folder / INDEX)
+    _demand(folder / corpora.INDEX, corpus.index_sha256)
+    shards = json.loads((folder / corpora.INDEX).read_text())["shards"]
+    if any(shard["column_encodings"] != [corpora.encoding_of(corpus.origin)] for shard in shards):
+        raise corpora.damaged(folder / corpora.INDEX)
     # Streaming itself only hashes a shard after a download.
     for shard in shards[rank.variable("LOCAL_RANK", 0) :: rank.variable("LOCAL_WORLD_SIZE", 1)]:
         raw = shard["raw_data"]
@@ -66,20 +55,20 @@ def load_corpus(job: TrainingJob, *, least: int | None = None) -> Corpus:
 def _demand(file: Path, sha256: str) -> None:
     """Raise InputError where a file of the data is not the one with that digest."""
     if not file.is_file() or sha256_of_file(file) != sha256:
-        raise damaged(file)
+        raise corpora.damaged(file)
 
 
 class Samples(Dataset[dict[str, Any]]):
     """Prepared samples, each held against its hash at the moment when it is read."""
 
-    def __init__(self, folder: str, corpus: Corpus) -> None:
+    def __init__(self, folder: str, corpus: corpora.Corpus) -> None:
         """Read the hashes; raises InputError where they are not those of `corpus`."""
         # Seconds of a processor: only a rank that reads data imports it.
         from streaming.base.format import reader_from_json
 
-        _demand(Path(folder) / HASHES, corpus.hashes_sha256)
-        self._folder, self._hashes = folder, np.fromfile(Path(folder) / HASHES, HASH)
-        shards = json.loads((Path(folder) / INDEX).read_text(encoding="utf-8"))["shards"]
+        _demand(Path(folder) / corpora.HASHES, corpus.hashes_sha256)
+        self._folder, self._hashes = folder, np.fromfile(Path(folder) / corpora.HASHES, corpora.HASH)
+        shards = json.loads((Path(folder) / corpora.INDEX).read_text(encoding="utf-8"))["shards"]
         self._readers: list[Any] = [reader_from_json(folder, None, shard) for shard in shards]
         self.shards = [int(one.samples) for one in self._readers]
         self._ends = np.cumsum(self.shards)
@@ -90,10 +79,10 @@ class Samples(Dataset[dict[str, Any]]):
         try:
             shard = int(np.searchsorted(self._ends, number, side="right"))
             place_in_shard = number - int(self._ends[shard]) + self.shards[shard]
-            tokens_S = self._readers[shard][place_in_shard][COLUMN].astype(np.int64)
+            tokens_S = self._readers[shard][place_in_shard][corpora.COLUMN].astype(np.int64)
         except (IndexError, MemoryError, OSError, OverflowError, RuntimeError, ValueError) as error:
             raise RunError("cannot be read", place=place, found=repr(error)) from None
-        found, allowed = sample_hash(tokens_S), int(self._hashes[number])
+        found, allowed = corpora.sample_hash(tokens_S), int(self._hashes[number])
         if found != allowed:
             message = "this sample was changed since the run began"
             raise RunError(message, place=place, found=found, allowed=allowed)
@@ -152,7 +141,7 @@ class Order:
         return counts[counts > 0], np.concatenate(chosen)
 
 
-def load_batches(job: TrainingJob, corpus: Corpus) -> DataLoader[Batch]:
+def load_batches(job: TrainingJob, corpus: corpora.Corpus) -> DataLoader[Batch]:
     """Return this rank's batches: `tokens` int64 (B, S) and `hashes` int64 (B,).
 
     Of every global batch a rank gets its share; which samples make up a global batch depends on
@@ -176,7 +165,7 @@ def _workers(job: TrainingJob) -> int:
     return 2 if job.accelerator and not offloaded else 0
 
 
-def set_position(batches: DataLoader[Batch], job: TrainingJob, corpus: Corpus, *, step: int) -> None:
+def set_position(batches: DataLoader[Batch], job: TrainingJob, corpus: corpora.Corpus, *, step: int) -> None:
     """Let `batches` begin where `step` global batches have been read."""
     order: Any = batches.batch_sampler
     order.epoch, order.skipped = divmod(step, corpus.samples // job.training.global_batch)
@@ -197,13 +186,11 @@ def collate(samples: list[dict[str, Any]], *, control: int = 0) -> Batch:
         # In each step another one: few samples have few orders, of which one is the run's own.
         draw = np.random.default_rng([control, *(sample["hash"] % 2**32 for sample in samples)])
         samples = [samples[place] for place in draw.permutation(len(samples))]
-    return {
-        "tokens": torch.from_numpy(np.stack([sample["tokens"] for sample in samples])),
-        "hashes": torch.tensor([sample["hash"] for sample in samples], dtype=torch.int64),
-    }
+    hashes = torch.tensor([sample["hash"] for sample in samples], dtype=torch.int64)
+    return {"tokens": torch.from_numpy(np.stack([sample["tokens"] for sample in samples])), "hashes": hashes}
 
 
-def _check_suitable(corpus: Corpus, job: TrainingJob, *, least: int) -> None:
+def _check_suitable(corpus: corpora.Corpus, job: TrainingJob, *, least: int) -> None:
     vocabulary = job.shape.vocabulary
     for what, suits, found, allowed in (
         ("sequence", corpus.sequence == job.shape.sequence, corpus.sequence, job.shape.sequence),
@@ -211,5 +198,5 @@ def _check_suitable(corpus: Corpus, job: TrainingJob, *, least: int) -> None:
         ("samples", corpus.samples >= least, corpus.samples, f"at least {least}"),
     ):
         if not suits:
-            message, place = "the prepared data does not suit the run", f"{job.data}/{CORPUS}:{what}"
+            message, place = "the prepared data does not suit the run", f"{job.data}/{corpora.CORPUS}:{what}"
             raise InputError(message, place=place, found=found, allowed=allowed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -113,12 +114,8 @@ class DdpReplica(WholeModel):
 
     def parts(self) -> Parts:
         """Return what a checkpoint has; the reducer sees a backward pass before a resumed run goes on."""
-        return InPlaceState(self.module, self.optimizer, taken=self._settle)
-
-    def _settle(self) -> None:
-        size_BS = (self._job.microbatch, self._job.shape.sequence)
-        tokens_BS = torch.zeros(size_BS, dtype=torch.int64, device=self._device)
-        settle_buckets(self._loss_of(tokens_BS), self.optimizer)
+        settle = partial(settle_buckets, self._job, self._loss_of, self.optimizer, device=self._device)
+        return InPlaceState(self.module, self.optimizer, taken=settle)
 
     def share(self, model: Model) -> None:
         """Wrap the model, and scale the loss of fp16, in which small gradients would be lost."""
@@ -190,13 +187,16 @@ def gradient_excess(device: torch.device) -> float:
     return excess
 
 
-def settle_buckets(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Let DDP see one backward pass of `loss`, of any data, before a resumed run goes on.
+def settle_buckets(
+    job: TrainingJob, loss_of: LossFunction, optimizer: torch.optim.Optimizer, *, device: torch.device
+) -> None:
+    """Let DDP see one backward pass, of any data, before a resumed run goes on.
 
     After its first pass DDP sorts gradients into other buckets, which all-reduce then sums in another order:
     without this pass the first resumed step would be rounded as only the first step of a run is.
     """
-    loss.backward()
+    size_BS = (job.microbatch, job.shape.sequence)
+    loss_of(torch.zeros(size_BS, dtype=torch.int64, device=device)).backward()
     optimizer.zero_grad(set_to_none=True)
 
 

@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from twinrun.protocol.job import Job, PowerReading, PowerSource
-from twinrun.train import node, rank
+from twinrun.train import node, rank, ranks
 
 # The name that a record uses, by those of distributions.
 DISTRIBUTIONS = {
@@ -62,6 +62,13 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def measured(device: torch.device) -> dict[str, Any]:
+    """Return what a result says of the device; every rank must call it."""
+    (peak,) = ranks.largest([peak_memory_bytes(device)], device)
+    found = {"device_name": name(device), "device_memory_bytes": memory_bytes(device)}
+    return found | {"peak_memory_bytes": int(peak), "libraries": libraries(device)}
 
 
 def libraries(device: torch.device) -> dict[str, str]:

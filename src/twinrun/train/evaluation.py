@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -90,10 +91,9 @@ def _score(
 ) -> tuple[ModelScores, tuple[TaskOutcome, ...], str]:
     """Return what a model got, by task and document, and the digest of its tokenizer."""
     written = stamps(found.folder)
+    read = partial(digest_of_folder, found.folder, allowed=found.sha256)
     # The first rank alone reads all of its files.
-    sha256: str = ranks.together(
-        lambda: digest_of_folder(found.folder, allowed=found.sha256), ranks.everyone()
-    )
+    sha256: str = ranks.together(read, ranks.everyone())
     vocabulary = subject.vocabulary_of(found.folder)
     tokenizer = subject.load_tokenizer(found.folder, vocabulary=vocabulary, allowed=job.tokenizer)
     model = subject.load_model(found.folder, precision=job.precision, device=device)
@@ -103,18 +103,13 @@ def _score(
         message = "this rank has loaded other weights than the first"
         raise RunError(message, place=str(found.folder), found=f"sha256 {tensors}", allowed=first)
     tasks = found.kept / "tasks"
-    outcomes = tuple(
-        score_task(job, spec, loaded, sha256=sha256, file=tasks / f"{spec.name}.json") for spec in job.tasks
-    )
+    score = partial(score_task, job, model=loaded, sha256=sha256)
+    outcomes = tuple(score(spec, file=tasks / f"{spec.name}.json") for spec in job.tasks)
     # Also now: pages of a file that was mapped into memory are read when they are needed.
     changed = {name for name, _ in stamps(found.folder).items() ^ written.items()}
     if changed:
-        raise InputError(
-            "the model was changed while it was scored",
-            place=str(found.folder),
-            found=sorted(changed),
-            allowed=f"the files with the digest {sha256}",
-        )
+        message, allowed = "the model was changed while it was scored", f"the files with the digest {sha256}"
+        raise InputError(message, place=str(found.folder), found=sorted(changed), allowed=allowed)
     scores = ModelScores(
         step=found.step,
         checkpoint_sha256=found.checkpoint_sha256,
@@ -140,13 +135,8 @@ def _models(job: EvaluationJob) -> Iterator[FoundModel]:
     for step in (*range(job.every or end, end, job.every or end), end):
         folder = kept / f"step-{step}"
         trained = _train(training_job, step, folder)
-        yield FoundModel(
-            folder=folder / "model",
-            kept=folder,
-            step=step,
-            checkpoint_sha256=trained.checkpoint_sha256,
-            trained=trained.result,
-        )
+        known = {"checkpoint_sha256": trained.checkpoint_sha256, "trained": trained.result}
+        yield FoundModel(folder=folder / "model", kept=folder, step=step, **known)
 
 
 def _train(job: TrainingJob, step: int, folder: Path) -> TrainedModel:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,22 +18,15 @@ from torch.utils import checkpoint as checkpointing
 from torch.utils.checkpoint import checkpoint
 
 from twinrun.protocol.models.shape import HEAD_TOKENS, ActivationCheckpointing
-from twinrun.train.models import IGNORED
+from twinrun.protocol.training import Training
+from twinrun.train import attention as attentions
+from twinrun.train.models import DTYPES, IGNORED, Model, normal
 
 aten = torch.ops.aten
 # Attention's kernels hold two products. All else, a scan and a convolution too, is cheap for what it writes.
-PRODUCTS = [
-    aten.mm.default,
-    aten.addmm.default,
-    aten.bmm.default,
-    aten._scaled_mm.default,
-    aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten._scaled_dot_product_efficient_attention.default,
-    aten._scaled_dot_product_cudnn_attention.default,
-]
-# Where the kernels of attention begin in PRODUCTS.
-ATTENTION = 4
+KERNELS = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+ATTENTION = [getattr(aten, f"_scaled_dot_product_{name}").default for name in KERNELS]
+PRODUCTS = [getattr(aten, name).default for name in ("mm", "addmm", "bmm", "_scaled_mm")]
 # Inductor writes to memory what two kernels read and is longer than 30 operations. The derivative of
 # shared_gelu was written in fp32, and its sum, the gradient of a bias, read that: 0.43 ms in place of 0.12
 # for a block of MPT-7B (H200, PyTorch 2.11). Regions that hold shared_gelu are compiled with this.
@@ -64,7 +57,7 @@ def _own_attention() -> list[Any]:
 def _keep_products() -> Any:
     """Return the contexts of a forward pass that keeps matrix products, and of its second run."""
     # PyTorch 2.4, with which a publication trained, has no such function: it is looked up where it is needed.
-    return checkpointing.create_selective_checkpoint_contexts([*PRODUCTS, *_own_attention()])
+    return checkpointing.create_selective_checkpoint_contexts([*PRODUCTS, *ATTENTION, *_own_attention()])
 
 
 def _keep_alternate() -> Any:
@@ -75,7 +68,7 @@ def _keep_alternate() -> Any:
     `_scaled_mm`. The kernels of attention that it does not list, cuDNN's and ours, are kept like its own.
     """
     # The maximum is kept since fp8 takes its scales from it.
-    kept = {aten.mm.default, aten.max.default, *PRODUCTS[ATTENTION:], *_own_attention()}
+    kept = {aten.mm.default, aten.max.default, *ATTENTION, *_own_attention()}
     # torch knows the collective where it was built with torch.distributed.
     scattered = getattr(torch.ops._c10d_functional, "reduce_scatter_tensor", None)
     kept |= {scattered.default} if scattered else set()
@@ -114,6 +107,96 @@ class RMSNorm(nn.Module):
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         return rms_norm(x_BSD, self.weight)
+
+
+class ResidualBlock(nn.Module):
+    """Two layers, each on a normalised residual stream; `parts` names norm, layer, norm, layer."""
+
+    parts: ClassVar[tuple[str, ...]]
+
+    def __init__(self, *modules: nn.Module, checkpointing: ActivationCheckpointing) -> None:
+        super().__init__()
+        self.checkpointing = checkpointing
+        for name, module in zip(self.parts, modules, strict=True):
+            self.add_module(name, module)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        # Inside what is compiled: what is computed again is fused with what needs it.
+        kept = False if isinstance(self.checkpointing, bool) else self.checkpointing
+        out: Tensor = checkpointed(kept, self._add, x_BSD)
+        return out
+
+    def _add(self, x_BSD: Tensor) -> Tensor:
+        norm, mix, second_norm, feed = [getattr(self, name) for name in self.parts]
+        x_BSD = x_BSD + mix(norm(x_BSD))
+        out: Tensor = x_BSD + feed(second_norm(x_BSD))
+        return out
+
+
+class Decoder(Model):
+    """Embedding, residual blocks, final norm and head.
+
+    Parameters keep the type they are made in; layers and residual stream compute in `dtype`, as they do under
+    LLM Foundry's PURE mixed precision.
+    """
+
+    def __init__(
+        self,
+        shape: Any,
+        *,
+        dtype: torch.dtype = torch.float32,
+        attention: str = "sdpa",
+        checkpointing: ActivationCheckpointing = False,
+    ) -> None:
+        super().__init__()
+        self.shape, self.dtype, self.recomputes_blocks = shape, dtype, checkpointing is True
+        self.make(shape, attend=attentions.chosen(attention), checkpointing=checkpointing)
+
+    def make(self, shape: Any, **block: Any) -> None:
+        """Make the layers; `block` has what blocks take beside the shape: `attend` and `checkpointing`."""
+        raise NotImplementedError
+
+    def embed(self, tokens_BS: Tensor) -> Tensor:
+        """Return what enters the first block (B, S, D)."""
+        raise NotImplementedError
+
+    def head(self) -> tuple[nn.Module, Tensor]:
+        """Return the final norm, and the weights of the head (V, D)."""
+        raise NotImplementedError
+
+    def deviation(self, name: str, parameter: Tensor) -> float:
+        """Return the standard deviation of the initial values of a matrix."""
+        raise NotImplementedError
+
+    def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
+        """Return logits (B, S, V), or with targets their mean cross entropy in fp32, a scalar."""
+        x_BSD = self.embed(tokens_BS).to(self.dtype)
+        for block in self.blocks:
+            x_BSD = recomputed(block, x_BSD) if self.recomputes_blocks else block(x_BSD)
+        norm, weight_VD = self.head()
+        if targets_BS is None:
+            return linear(norm(x_BSD), weight_VD.to(self.dtype))
+        return self.final_loss(x_BSD, *norm.parameters(), weight_VD, targets_BS)
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Fill the parameters: biases zero, norms one, matrices normal by `deviation`.
+
+        A value follows from `seed`, the parameter's name and its place in it alone, so that every
+        device and every world size start from the same weights.
+        """
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            else:
+                drawn = normal(parameter.shape, self.key_of(name, seed), parameter.device)
+                parameter.copy_(drawn * self.deviation(name, parameter))
+
+
+def settings_of(training: Training) -> dict[str, Any]:
+    """Return what a decoder is made with beside its shape."""
+    kept, attention = training.activation_checkpointing, training.attention
+    return {"dtype": DTYPES[training.precision], "attention": attention, "checkpointing": kept}
 
 
 class SharedGelu(torch.autograd.Function):

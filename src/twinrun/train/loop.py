@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -64,25 +64,10 @@ class Engine:
             steps.end(self.module, norm=self.norm)
 
 
-class Beside(Protocol):
-    """What a recipe counts of the steps of a layout: `watch(job, device)` of a module makes it."""
-
-    def counting(self, step: int) -> AbstractContextManager[object]:
-        """Return what is entered around the work of a step, counted from 0 at each start."""
-
-    def end_step(self, step: int) -> None:
-        """Look at what is held after a step."""
-
-    def report(self, meter: Meter, module: nn.Module) -> None:
-        """Report what was counted under metrics of the training's `reports`."""
-
-
 class Steps:
     """The steps of one training: what is read, measured, validated and saved around each."""
 
-    def __init__(
-        self, job: TrainingJob, corpus: Corpus, engine: Engine, meter: Meter, beside: Beside | None
-    ) -> None:
+    def __init__(self, job: TrainingJob, corpus: Corpus, engine: Engine, meter: Meter, beside: Any) -> None:
         """Go on from the newest checkpoint, if there is one."""
         self._job, self._meter, self._beside = job, meter, beside
         self._saves = checkpoints_of(job, corpus=corpus, parts=engine.parts, meter=meter)
@@ -153,13 +138,15 @@ def train(job: TrainingJob, framework: Any, *, beside: Any = None) -> TrainingRe
     Args:
         framework: module with `start(job)`, which joins the ranks, and `build(job, device)`, an `Engine`.
         beside: module whose `watch(job, device)` counts something of a layout, before its engine is built.
+            What it returns has `counting(step)`, which is entered around the work of a step, counted from 0
+            at each start, `end_step(step)`, and `report(meter, module)` with metrics of `reports`.
     """
     device = device_of(job)
     framework.start(job)
     corpus = load_corpus(job)
     free = job.training.trainer != COMPOSER and job.training.attention == "sdpa" and not job.layout
     kernel = FREE_ATTENTION if free else building.choose_attention(job, device)
-    watched: Beside | None = beside.watch(job, device) if beside and job.layout else None
+    watched: Any = beside.watch(job, device) if beside and job.layout else None
     engine: Engine = framework.build(job, device)
     meter = Meter(job, device)
     with contextlib.nullcontext() if free else attention.only(kernel):
@@ -168,14 +155,9 @@ def train(job: TrainingJob, framework: Any, *, beside: Any = None) -> TrainingRe
         steps.wait()
     if watched:
         watched.report(meter, engine.module)
-    return meter.result(
-        kernel=kernel,
-        parallelism=engine.parallelism,
-        data_hash=corpus.sha256,
-        data_server=corpus.server,
-        weights_hash=engine.weights_hash,
-        changes=dict(engine.changes),
-    )
+    known: Any = {"weights_hash": engine.weights_hash, "changes": dict(engine.changes), "kernel": kernel}
+    known |= {"data_hash": corpus.sha256, "data_server": corpus.server}
+    return meter.result(parallelism=engine.parallelism, **known)
 
 
 def validation_share(job: TrainingJob, sequences: int) -> Tensor:
@@ -186,12 +168,8 @@ def validation_share(job: TrainingJob, sequences: int) -> Tensor:
     """
     corpus = load_corpus(job.model_copy(update={"data": job.validation_data}), least=1)
     if corpus.samples < sequences:
-        raise InputError(
-            "the validation data has too few sequences",
-            place=job.validation_data,
-            found=corpus.samples,
-            allowed=f"at least {sequences}, validation.sequences",
-        )
+        message, allowed = "too few sequences to validate", f"at least {sequences}, validation.sequences"
+        raise InputError(message, place=job.validation_data, found=corpus.samples, allowed=allowed)
     samples = Samples(job.validation_data, corpus)
     places = range(rank.number(), sequences, job.world_size)
     mine = [torch.from_numpy(samples[place]["tokens"]) for place in places]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from twinrun.foundation.errors import InputError, RunError, require_known
 from twinrun.protocol.measurements import Per
 from twinrun.protocol.training import Report, StepMetrics, TrainingJob, TrainingResult
-from twinrun.train import building, rank, ranks
+from twinrun.train import building, rank
 from twinrun.train import device as devices
 from twinrun.train.device import PowerMeter
 from twinrun.train.sniff import Sniffer
@@ -62,9 +62,8 @@ class Meter:
             InputError: `reports` does not name the metric, or the value is no finite number.
         """
         place = f"{self._job.point}: report of {metric}"
-        require_known(
-            metric, self._job.training.reports, "not named by [training.reports] of recipe.toml", place=place
-        )
+        message = "not named by [training.reports] of recipe.toml"
+        require_known(metric, self._job.training.reports, message, place=place)
         if not math.isfinite(value):
             raise InputError("a report is a finite number", place=place, found=value)
         kept = [one for one in self.reported if one.metric != metric]
@@ -104,11 +103,8 @@ class Meter:
         devices.synchronise(self.device)
         ended = time.perf_counter()
         if self._job.checkpointing and not self.keeps_checkpoints:
-            raise InputError(
-                "this script keeps no checkpoints",
-                place="--checkpoint",
-                hint="leave it out, or call twinrun.train.checkpoint.session.checkpoints_of in the script",
-            )
+            hint = "leave it out, or call twinrun.train.checkpoint.session.checkpoints_of in the script"
+            raise InputError("this script keeps no checkpoints", place="--checkpoint", hint=hint)
         rank.beat("sums the loss of all ranks")
         number = len(self.steps) + 1
         timed = number > self._untimed
@@ -137,19 +133,13 @@ class Meter:
 
     def history(self) -> dict[str, Tensor]:
         """Return what a run that goes on later needs of the steps so far, a value a step, NaN for none."""
-        kinds = dict.fromkeys(COLUMNS, torch.float64) | {"timed": torch.bool}
-        return {
-            **{
-                name: torch.tensor(
-                    [math.nan if (one := getattr(step, name)) is None else one for step in self.steps],
-                    dtype=kind,
-                )
-                for name, kind in kinds.items()
-            },
-            "samples": torch.tensor(self._sums, dtype=torch.int64),
-            "validation": torch.tensor(self.validation, dtype=torch.float64).reshape(-1, 2),
-            "blocked": torch.tensor(self.blocked, dtype=torch.float64),
-        }
+        columns = {name: [getattr(step, name) for step in self.steps] for name in COLUMNS}
+        columns["blocked"] = self.blocked
+        numbers = {name: [math.nan if one is None else one for one in of] for name, of in columns.items()}
+        found = {name: torch.tensor(of, dtype=torch.float64) for name, of in numbers.items()}
+        found["validation"] = torch.tensor(self.validation, dtype=torch.float64).reshape(-1, 2)
+        found["samples"] = torch.tensor(self._sums, dtype=torch.int64)
+        return found | {"timed": torch.tensor([step.timed for step in self.steps], dtype=torch.bool)}
 
     def go_on(self, history: Mapping[str, Tensor]) -> None:
         """Take what the run that is resumed has measured for ours; the next steps warm up again."""
@@ -173,15 +163,8 @@ class Meter:
         if not math.isfinite(measured.get("gradient_norm") or 0.0):
             # An overflow of fp16, whose step is left out.
             measured["gradient_norm"] = None
-        self.steps.append(
-            StepMetrics(
-                point=self._job.point,
-                attempt=self._job.attempt,
-                step=len(self.steps) + 1,
-                control=self._job.control,
-                **measured,
-            )
-        )
+        place = {name: getattr(self._job, name) for name in ("point", "attempt", "control")}
+        self.steps.append(StepMetrics(step=len(self.steps) + 1, **place, **measured))
 
     def result(
         self, *, model: nn.Module | None = None, kernel: str, parallelism: str, **known: Any
@@ -200,7 +183,6 @@ class Meter:
         job, device = self._job, self.device
         made = None if model is None else sum(one.numel() for one in model.parameters())
         parameters = building.demand_parameters(job, made)
-        (peak,) = ranks.largest([devices.peak_memory_bytes(device)], device)
         self.power.end()
         measured = {
             "point": job.point,
@@ -210,18 +192,14 @@ class Meter:
             "blocked_seconds": tuple(self.blocked),
             "microbatch": job.microbatch,
             "steps": tuple(self.steps),
-            "peak_memory_bytes": int(peak),
-            "device_name": devices.name(device),
-            "device_memory_bytes": devices.memory_bytes(device),
             "attention_backend": kernel,
             "fp8_recipe": building.fp8_described(job),
             "parallelism": parallelism,
             "order_hash": self.order_hash,
-            "libraries": devices.libraries(device),
             "power": self.power.source(),
             "data_hash": "",
         }
-        return TrainingResult.model_validate(measured | known)
+        return TrainingResult.model_validate(measured | devices.measured(device) | known)
 
     def _clear(self) -> None:
         # Of the samples; how many ranks were told to end; milliwatts, and how many ranks read some.

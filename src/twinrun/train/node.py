@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -61,6 +62,7 @@ def interfaces() -> tuple[Interface, ...]:
 
 def describe() -> NodeReport:
     """Return what this node is."""
+    transport = filter(_TRANSPORT.match, sorted(os.environ))
     return NodeReport(
         cpu=processor(),
         cores=len(os.sched_getaffinity(0)),
@@ -69,11 +71,7 @@ def describe() -> NodeReport:
         devices=_devices(),
         driver=_driver(),
         interfaces=interfaces(),
-        transport={
-            name: value
-            for name, value in sorted(os.environ.items())
-            if _TRANSPORT.match(name) and not _SECRET.search(name)
-        },
+        transport={name: os.environ[name] for name in transport if not _SECRET.search(name)},
         software_sha256=software_digest(),
         image=os.environ.get(IMAGE_VARIABLE),
     )
@@ -99,16 +97,12 @@ def _devices() -> tuple[NodeDevice, ...]:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return ()
-    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return tuple(
-        NodeDevice(
-            name=str(one.name),
-            # On the one side a name with switches behind it, on the other two numbers.
-            arch=one.gcnArchName.partition(":")[0] if torch.version.hip else f"sm_{one.major}{one.minor}",
-            memory_bytes=int(one.total_memory),
-        )
-        for one in found
-    )
+    found = []
+    for one in map(torch.cuda.get_device_properties, range(torch.cuda.device_count())):
+        # On the one side a name with switches behind it, on the other two numbers.
+        arch = one.gcnArchName.partition(":")[0] if torch.version.hip else f"sm_{one.major}{one.minor}"
+        found.append(NodeDevice(name=str(one.name), arch=arch, memory_bytes=int(one.total_memory)))
+    return tuple(found)
 
 
 def _driver() -> str | None:
@@ -121,7 +115,7 @@ def _driver() -> str | None:
 
 
 # Each rank on the cores beside its device: the PCI address leads to them in sysfs, whoever made the device.
-SYSFS = Path("/sys")
+SYSFS, _DEVICES = Path("/sys"), "bus/pci/devices"
 
 
 def bind(
@@ -143,15 +137,18 @@ def bind(
     if own is None:
         return None
     beside = {address: _beside(address, sysfs) for address in addresses if address}
-    numa = _number(_device(own, sysfs) / "numa_node")
+    numa = _text(sysfs / _DEVICES / own / "numa_node")
     allowed = os.sched_getaffinity(0)
+    # Where a machine has one node, the kernel may say -1.
+    known = int(numa) if numa and numa.lstrip("-").isdecimal() else None
+    place: dict[str, Any] = {"address": own, "numa_node": known}
     near = beside[own] & allowed
     if not near:
-        return Binding(address=own, numa_node=numa, cores=cpu_list(allowed), bound=False)
+        return Binding(**place, cores=cpu_list(allowed), bound=False)
     sharers = [number for number, one in enumerate(addresses) if one and beside[one] == beside[own]]
     share = _share(near, sharers.index(local), len(sharers), sysfs)
     os.sched_setaffinity(0, share)
-    return Binding(address=own, numa_node=numa, cores=cpu_list(share), bound=True)
+    return Binding(**place, cores=cpu_list(share), bound=True)
 
 
 def _share(processors: Iterable[int], place: int, sharers: int, sysfs: Path) -> set[int]:
@@ -168,13 +165,9 @@ def _share(processors: Iterable[int], place: int, sharers: int, sysfs: Path) -> 
     return {number for core in whole[first:last] for number in core}
 
 
-def _device(address: str, sysfs: Path) -> Path:
-    return sysfs / "bus" / "pci" / "devices" / address
-
-
 def _beside(address: str, sysfs: Path) -> frozenset[int]:
     """Return the processors beside a device, none where the kernel does not say."""
-    return frozenset(parse_cpu_list(_text(_device(address, sysfs) / "local_cpulist") or ""))
+    return frozenset(parse_cpu_list(_text(sysfs / _DEVICES / address / "local_cpulist") or ""))
 
 
 def parse_cpu_list(text: str) -> set[int]:
@@ -195,12 +188,6 @@ def cpu_list(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-def _number(file: Path) -> int | None:
-    """Return a number of sysfs; where a machine has one node, the kernel may say -1."""
-    text = _text(file)
-    return int(text) if text and text.lstrip("-").isdecimal() else None
 
 
 def _text(file: Path) -> str | None:

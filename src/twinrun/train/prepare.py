@@ -9,9 +9,9 @@ import json
 import platform
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -40,14 +40,9 @@ def main(arguments: list[str] | None = None) -> int:
         elif not options.files or not options.keys:
             raise InputError(f"--source {options.source} needs --keys and --files")
         else:
-            corpus = prepare_files(
-                options.out,
-                source=validate(json.loads(options.keys), DataSource, place="--keys"),
-                files=options.files,
-                tokenizer=options.tokenizer,
-                sequence=options.sequence,
-                server=options.server,
-            )
+            source = validate(json.loads(options.keys), DataSource, place="--keys")
+            given = {name: getattr(options, name) for name in ("files", "tokenizer", "sequence", "server")}
+            corpus = prepare_files(options.out, source=source, **given)
     except TwinrunError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
@@ -56,18 +51,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def prepare_files(
-    out: Path,
-    *,
-    source: DataSource,
-    files: list[Path],
-    tokenizer: Path | None,
-    sequence: int,
-    server: str | None = None,
+    out: Path, *, source: DataSource, files: list[Path], tokenizer: Path | None, sequence: int, **kept: Any
 ) -> Corpus:
     """Write local files of the form that `source` names as tokens into `out`.
 
     Args:
-        server: where they were fetched from, without a password.
+        kept: `server`, where they were fetched from, without a password.
 
     Raises:
         InputError: a file is missing, not of that form, or empty, or the tokenizer does not suit.
@@ -85,18 +74,15 @@ def prepare_files(
         width=source.width,
     )
     if source.form == "tokens":
-        pieces = (
-            (tokens, tokens.nbytes)
-            for path in files
-            for tokens in tokens_of(path, header_bytes=source.header_bytes, width=source.width)
-        )
-        return write_corpus(out, origin, pieces, server=server)
+        read = (tokens_of(path, header_bytes=source.header_bytes, width=source.width) for path in files)
+        pieces = ((tokens, tokens.nbytes) for one in read for tokens in one)
+        return write_corpus(out, origin, pieces, **kept)
     if tokenizer is None:
         raise InputError("texts need a tokenizer", place="--tokenizer", found="none")
     texts = (text for path in files for text in texts_of(path, source.form, source.column))
     # Ranks write it beside the weights that they train.
     beside = {FILE: tokenizer.read_bytes()}
-    return write_corpus(out, origin, _tokenize(texts, tokenizer, source), beside=beside, server=server)
+    return write_corpus(out, origin, _tokenize(texts, tokenizer, source), beside=beside, **kept)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -134,18 +120,14 @@ def _tokenize(texts: Iterator[str], tokenizer: Path, source: DataSource) -> Iter
     encoder = Tokenizer.from_file(str(tokenizer))
     end = encoder.token_to_id(source.end)
     if end is None:
-        raise InputError(
-            f"the tokenizer has no {source.end}",
-            place=str(tokenizer),
-            hint="`end` under [data] names the token that follows each document",
-        )
-    if encoder.get_vocab_size() > 1 << source.width:
-        raise InputError(
+        hint = "`end` under [data] names the token that follows each document"
+        raise InputError(f"the tokenizer has no {source.end}", place=str(tokenizer), hint=hint)
+    if (found := encoder.get_vocab_size()) > 1 << source.width:
+        message, hint = (
             f"the vocabulary does not fit into {source.width} bits",
-            place=str(tokenizer),
-            found=encoder.get_vocab_size(),
-            hint="say `width = 32` under [data]",
+            "say `width = 32` under [data]",
         )
+        raise InputError(message, place=str(tokenizer), found=found, hint=hint)
     kind = np.dtype(f"<u{source.width // 8}")
     # The tokenizer uses every core for the texts of one call.
     while batch := list(itertools.islice(texts, BATCH_TEXTS)):
@@ -169,7 +151,7 @@ def texts_of(path: Path, form: str, column: str) -> Iterator[str]:
     """
     number = 0
     try:
-        for text in _READERS[form](path, column):
+        for text in _texts(path, form, column):
             number += 1
             if not isinstance(text, str):
                 raise TypeError(f"{type(text).__name__} is no text")
@@ -190,45 +172,28 @@ def tokens_of(path: Path, *, header_bytes: int, width: int) -> Iterator[Tokens]:
     kind = np.dtype(f"<u{width // 8}")
     size = path.stat().st_size - header_bytes
     if size <= 0 or size % kind.itemsize:
-        raise InputError(
-            f"not tokens of {width} bits after a header of {header_bytes} bytes",
-            place=str(path),
-            found=f"{max(size, 0)} bytes",
-            hint="`header_bytes` and `width` under [data] say what the file holds",
-        )
+        message = f"not tokens of {width} bits after a header of {header_bytes} bytes"
+        hint = "`header_bytes` and `width` under [data] say what the file holds"
+        raise InputError(message, place=str(path), found=f"{max(size, 0)} bytes", hint=hint)
     found: Tokens = np.memmap(path, kind, "r", header_bytes)
     for begin in range(0, len(found), PIECE):
         yield np.array(found[begin : begin + PIECE])
 
 
-def _json_texts(path: Path, column: str) -> Iterator[Any]:
-    with _opened(path) as stream:
-        for line in stream:
-            yield json.loads(line)[column]
+def _texts(path: Path, form: str, column: str) -> Iterator[Any]:
+    if form == "parquet":
+        from pyarrow.parquet import ParquetFile
 
-
-def _parquet_texts(path: Path, column: str) -> Iterator[Any]:
-    from pyarrow.parquet import ParquetFile
-
-    for batch in ParquetFile(path).iter_batches(columns=[column]):
-        yield from batch[column].to_pylist()
-
-
-def _whole_text(path: Path, _column: str) -> Iterator[Any]:
-    with _opened(path) as stream:
-        if text := stream.read():
+        for batch in ParquetFile(path).iter_batches(columns=[column]):
+            yield from batch[column].to_pylist()
+        return
+    opened: Any = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as stream:
+        if form == "json":
+            yield from (json.loads(line)[column] for line in stream)
+        elif text := stream.read():
             yield text
 
-
-def _opened(path: Path) -> IO[str]:
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-
-
-_READERS: dict[str, Callable[[Path, str], Iterator[Any]]] = {
-    "json": _json_texts,
-    "parquet": _parquet_texts,
-    "text": _whole_text,
-}
 
 if __name__ == "__main__":
     sys.exit(main())

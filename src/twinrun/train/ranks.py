@@ -31,13 +31,9 @@ def join(job: Job, *, alone: bool = False, timeout: float | None = None) -> None
     if (job.world_size > 1 or alone) and not dist.is_initialized():
         # A launcher's store may have met an earlier start of the ranks: each has names of its own there.
         store, place, size = next(iter(dist.rendezvous("env://")))
-        dist.init_process_group(
-            "nccl" if job.accelerator else "gloo",
-            store=dist.PrefixStore(job.attempt, store),
-            rank=place,
-            world_size=size,
-            timeout=None if timeout is None else datetime.timedelta(seconds=timeout),
-        )
+        backend, own = "nccl" if job.accelerator else "gloo", dist.PrefixStore(job.attempt, store)
+        limit = None if timeout is None else datetime.timedelta(seconds=timeout)
+        dist.init_process_group(backend, store=own, rank=place, world_size=size, timeout=limit)
 
 
 def wait() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,14 +57,9 @@ class Sniffer:
         every = [torch.empty_like(own) for _ in range(self._job.world_size)]
         dist.all_gather(every, own)
         if rank.number() == 0:
-            table = [one.tolist() for one in every]
-            sniff = Sniff(
-                step=step,
-                compute=tuple(row[0] for row in table),
-                exchange=tuple(row[1] for row in table),
-                reduce=reduced,
-                seconds=time.perf_counter() - began,
-            )
+            computes, exchanges = zip(*[one.tolist() for one in every], strict=True)
+            found: Any = {"compute": computes, "exchange": exchanges, "reduce": reduced}
+            sniff = Sniff(step=step, seconds=time.perf_counter() - began, **found)
             with (Path(self._job.out) / SNIFFS).open("a", encoding="utf-8") as stream:
                 stream.write(sniff.model_dump_json() + "\n")
 

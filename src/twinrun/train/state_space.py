@@ -18,14 +18,9 @@ from twinrun.foundation.errors import InputError, MachineError
 from twinrun.train.attention import package
 
 # Modules of the scan and of the convolution by the setting's name, and where they come from.
-PACKAGES = {
-    "ours": (*("twinrun_mamba",) * 2, 'name them in recipe.toml: kernels = ["mamba-kernels"]'),
-    "upstream": (
-        "mamba_ssm.ops.selective_scan_interface",
-        "causal_conv1d",
-        "install mamba_ssm and causal_conv1d",
-    ),
-}
+UPSTREAM = "mamba_ssm.ops.selective_scan_interface", "causal_conv1d", "install mamba_ssm and causal_conv1d"
+OURS = "twinrun_mamba", "twinrun_mamba", 'name them in recipe.toml: kernels = ["mamba-kernels"]'
+PACKAGES = {"ours": OURS, "upstream": UPSTREAM}
 
 
 class Kernels(NamedTuple):
@@ -50,10 +45,8 @@ def chosen(name: str | None) -> Kernels:
         message, allowed = "a state-space model needs kernels", (*PACKAGES, "reference")
         raise InputError(message, place="kernels", found=name, allowed=allowed)
     *modules, hint = PACKAGES[name]
-    allowed_kernels = "kernels that are installed, or kernels=reference"
-    scans, convolutions = (
-        package(one, place="kernels", found=name, allowed=allowed_kernels, hint=hint) for one in modules
-    )
+    told = {"found": name, "allowed": "kernels that are installed, or kernels=reference", "hint": hint}
+    scans, convolutions = (package(one, place="kernels", **told) for one in modules)
 
     def forward_scan(*tensors: Tensor) -> Tensor:
         out: Tensor = scans.selective_scan_fn(*tensors, delta_softplus=True)
@@ -65,17 +58,12 @@ def chosen(name: str | None) -> Kernels:
 
     @cache
     def check(device: torch.device) -> None:
-        slow = (
-            device.type != "cuda" if name == "upstream" else scans.describe(device)["backend"] == "reference"
-        )
-        if slow:
-            raise MachineError(
-                "these kernels would not run here, or in operations of torch, slowly",
-                place="kernels",
-                found=f"{name} on {device}",
-                allowed="a GPU, or kernels=reference",
-                hint="TWINRUN_MAMBA_BACKEND=emulated-32 runs our kernels themselves on a processor",
-            )
+        ours = name == "ours"
+        if scans.describe(device)["backend"] == "reference" if ours else device.type != "cuda":
+            message = "these kernels would not run here, or in operations of torch, slowly"
+            hint = "TWINRUN_MAMBA_BACKEND=emulated-32 runs our kernels themselves on a processor"
+            told = {"found": f"{name} on {device}", "allowed": "a GPU, or kernels=reference", "hint": hint}
+            raise MachineError(message, place="kernels", **told)
 
     if name == "ours":
         return Kernels(forward_convolution, forward_scan, check)
@@ -93,17 +81,9 @@ def convolve(x_BES: Tensor, weight_EW: Tensor, bias_E: Tensor) -> Tensor:
     return silu(out_BES[..., : x_BES.shape[2]])
 
 
-def scan(  # noqa: PLR0917 - in the order of the kernels' functions
-    u_BES: Tensor,
-    delta_BES: Tensor,
-    A_ET: Tensor,
-    B_BTS: Tensor,
-    C_BTS: Tensor,
-    D_E: Tensor,
-    z_BES: Tensor,
-    bias_E: Tensor,
-) -> Tensor:
-    """Return the gated scan in operations of torch, fp32, one token after the other."""
+def scan(u_BES: Tensor, delta_BES: Tensor, A_ET: Tensor, B_BTS: Tensor, *rest: Tensor) -> Tensor:
+    """Return the gated scan in operations of torch, fp32, one token after the other; see `Kernels.scan`."""
+    C_BTS, D_E, z_BES, bias_E = rest
     u, b_BTS, c_BTS = u_BES.float(), B_BTS.float(), C_BTS.float()
     step_BES = softplus(delta_BES.float() + bias_E[:, None])
     decay_BETS = torch.exp(step_BES[:, :, None] * A_ET[..., None])

@@ -17,29 +17,14 @@ from twinrun.train import rank
 Loop = Callable[[TrainingJob], TrainingResult]
 
 
-def main(
-    *,
-    model: Callable[..., Any] | None = None,
-    engine: str | None = None,
-    loop: Loop | None = None,
-    beside: str | None = None,
-) -> None:
+def main(*, loop: Loop | None = None, **brought: Any) -> None:
     """Train the point whose job the command line names; the last line of a recipe's script.
 
     Args:
-        model: makes the recipe's own model, `build(shape, *, training)`, in place of the shape's family. Its
-            parameters are counted before the first step, and a difference from the manifest ends the run.
-        engine: module beside the script that trains layouts of the recipe's `[engine]`. It has `start(job)`,
-            which joins the ranks, and `build(job, device)`, which returns a `twinrun.train.loop.Engine`;
-            it is imported where such a layout runs.
-        loop: the recipe's own loop, in place of all of these.
-        beside: module beside the script whose `watch(job, device)` counts something of layouts, see
-            `twinrun.train.loop.Beside`.
+        loop: the recipe's own loop, in place of the others.
+        brought: what `train` takes of a script: `model`, `engine`, `beside`.
     """
-    rank.run(
-        partial(_with_controls, loop or partial(train, model=model, engine=engine, beside=beside)),
-        TrainingJob,
-    )
+    rank.run(partial(_with_controls, loop or partial(train, **brought)), TrainingJob)
 
 
 def _with_controls(loop: Loop, job: TrainingJob) -> TrainingResult:
@@ -62,6 +47,15 @@ def train(
 ) -> TrainingResult:
     """Train the job's point by Composer, or in PyTorch alone; only the framework that is used is imported.
 
+    Args:
+        model: makes the recipe's own model, `build(shape, *, training)`, in place of the shape's family. Its
+            parameters are counted before the first step, and a difference from the manifest ends the run.
+        engine: module beside the script that trains layouts of the recipe's `[engine]`. It has `start(job)`,
+            which joins the ranks, and `build(job, device)`, which returns a `twinrun.train.loop.Engine`;
+            it is imported where such a layout runs.
+        beside: module beside the script whose `watch(job, device)` counts something of layouts, see
+            `twinrun.train.loop.train`.
+
     Raises:
         InputError: the layout has a framework and the recipe no module for it.
         RunError: the model has another number of parameters than the manifest says.
@@ -74,21 +68,17 @@ def train(
     if model is not None:
         models.bring(model)
     building.demand_parameters(job)
-    return loop.train(
-        job, _framework(job, engine), beside=importlib.import_module(beside) if beside else None
-    )
+    counted = importlib.import_module(beside) if beside else None
+    return loop.train(job, _framework(job, engine), beside=counted)
 
 
 def _framework(job: TrainingJob, engine: str | None) -> Any:
     """Return the module that starts ranks and builds engines."""
     if job.layout is not None and job.layout.framework != "torch":
         if engine is None:
-            raise InputError(
-                "no module trains this layout",
-                place=f"layouts.{job.point}.framework",
-                found=job.layout.framework,
-                allowed="torch, or the framework of an [engine] that the recipe's script brings",
-            )
+            place, framework = f"layouts.{job.point}.framework", job.layout.framework
+            allowed = "torch, or the framework of an [engine] that the recipe's script brings"
+            raise InputError("no module trains this layout", place=place, found=framework, allowed=allowed)
         return importlib.import_module(engine)
     handler = signal.getsignal(signal.SIGTERM)
     composed = job.training.trainer == COMPOSER and job.layout is None

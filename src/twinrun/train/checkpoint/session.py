@@ -13,14 +13,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from twinrun.checkpoints import verification
 from twinrun.checkpoints.folder import MANIFEST, DamagedError, FolderStore
-from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredPart, StoredTensor
-from twinrun.checkpoints.verification import (
-    demand_published_checkpoint,
-    demand_same_run,
-    read_manifest,
-    retire,
-)
+from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest
 from twinrun.foundation.errors import InputError, RunError
 from twinrun.protocol.training import TrainingJob, identity
 from twinrun.train import rank, ranks
@@ -140,10 +135,20 @@ class Checkpoints(NoCheckpoints):
     def _write(self, step: int, save: state.Save) -> None:
         """Write a checkpoint beside the training; the first rank publishes it, and retires old ones."""
         parts = save.write(self._store, step=step, token=self._token, group=self._group)
+        index = CheckpointManifest(
+            format=FORMAT,
+            step=step,
+            samples=step * self._job.training.global_batch,
+            token=self._token,
+            identity=self._identity,
+            layout=self._layout,
+            parts=parts,
+            tensors=save.tensors(),
+        )
 
         def publish() -> None:
-            self._store.commit(step, self._token, self._index(step, parts, save.tensors()).text())
-            retire(self._store)
+            self._store.commit(step, self._token, index.text())
+            verification.retire(self._store)
 
         self._together(publish)
 
@@ -172,8 +177,8 @@ class Checkpoints(NoCheckpoints):
         """Load a checkpoint; return what is damaged, the same on every rank."""
 
         def read() -> CheckpointManifest:
-            manifest = read_manifest(store, step)
-            demand_published_checkpoint(store, manifest)
+            manifest = verification.read_manifest(store, step)
+            verification.demand_published_checkpoint(store, manifest)
             return manifest
 
         try:
@@ -190,25 +195,11 @@ class Checkpoints(NoCheckpoints):
             self._meter.go_on(state.history_of(tensors))
         return None
 
-    def _index(
-        self, step: int, parts: tuple[StoredPart, ...], tensors: dict[str, StoredTensor]
-    ) -> CheckpointManifest:
-        return CheckpointManifest(
-            format=FORMAT,
-            step=step,
-            samples=step * self._job.training.global_batch,
-            token=self._token,
-            identity=self._identity,
-            layout=self._layout,
-            parts=parts,
-            tensors=tensors,
-        )
-
     def _claim(self) -> int:
         """Become the writer of the place; a run that may not go on there leaves it to whoever writes."""
         for step in reversed(self._store.steps()):
             with contextlib.suppress(DamagedError):
-                manifest = read_manifest(self._store, step)
+                manifest = verification.read_manifest(self._store, step)
                 self._check_allowed(manifest, self._store.file(step, MANIFEST))
                 break
         return self._store.claim(self._job.attempt)
@@ -224,15 +215,16 @@ class Checkpoints(NoCheckpoints):
         own = self._identity
         if weights_alone(manifest):
             ours = {name: own.get(name, "nothing") for name in manifest.identity}
-            demand_same_run(manifest.identity, ours, "the weights are of another model", place=place)
+            message = "the weights are of another model"
+            verification.demand_same_run(manifest.identity, ours, message, place=place)
             return
         # Fields added since the checkpoint was saved take their "absent" value.
         theirs = {name: "None" for name in own if name.startswith("shape.")} | manifest.identity
-        demand_same_run(theirs, own, "the checkpoint is of another run", place=place)
+        verification.demand_same_run(theirs, own, "the checkpoint is of another run", place=place)
         if self._settings.mode == "exact":
             hint = "`--checkpoint mode=bounded` goes on with another layout, inside an envelope of the loss"
             message = "the checkpoint was saved with another layout"
-            demand_same_run(manifest.layout, self._layout, message, place=place, hint=hint)
+            verification.demand_same_run(manifest.layout, self._layout, message, place=place, hint=hint)
 
     def _together(self, work: Callable[[], Any]) -> Any:
         return ranks.together(work, self._group)
@@ -258,11 +250,8 @@ def checkpoints_of(
 
 def identity_of(job: TrainingJob, corpus: Corpus) -> dict[str, str]:
     """Return what decides the loss: model, data, its order and the optimizer."""
-    return {
-        **identity(job.shape, job.training),
-        "data": corpus.sha256,
-        "tokenizer": corpus.origin.tokenizer_sha256 or corpus.origin.source,
-    }
+    tokenizer = corpus.origin.tokenizer_sha256 or corpus.origin.source
+    return {**identity(job.shape, job.training), "data": corpus.sha256, "tokenizer": tokenizer}
 
 
 def weights_alone(manifest: CheckpointManifest) -> bool:
@@ -272,10 +261,6 @@ def weights_alone(manifest: CheckpointManifest) -> bool:
 
 def layout_of(job: TrainingJob) -> dict[str, str]:
     """Return how the work is split over ranks and passes."""
-    return {
-        "world_size": str(job.world_size),
-        "sharding": job.sharding,
-        "microbatch": str(job.microbatch),
-        **{name: str(getattr(job.training, name)) for name in LAYOUT},
-        **({"layout": job.layout.model_dump_json(exclude_defaults=True)} if job.layout else {}),
-    }
+    found = {name: str(getattr(job, name)) for name in ("world_size", "sharding", "microbatch")}
+    found |= {name: str(getattr(job.training, name)) for name in LAYOUT}
+    return found | ({"layout": job.layout.model_dump_json(exclude_defaults=True)} if job.layout else {})

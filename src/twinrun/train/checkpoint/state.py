@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from twinrun.checkpoints.folder import FolderStore, Sink
-from twinrun.checkpoints.manifest import CheckpointManifest, Chunk, PartManifest, StoredPart, StoredTensor
+from twinrun.checkpoints.manifest import CheckpointManifest, Chunk, StoredPart, StoredTensor
 from twinrun.checkpoints.parts import Box, Piece, file_of, parts_for, write_part
 from twinrun.checkpoints.safetensors import Entry
 from twinrun.checkpoints.verification import entry_of, read_chunk, read_entries, threads
@@ -57,7 +58,7 @@ class InPlaceState:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all that a run goes on from, in the memory where it is; settings are no part of it."""
-        state = self._weights()
+        state = {MODEL + _plain(name): tensor for name, tensor in self._model.state_dict().items()}
         for name, parameter in self._model.named_parameters():
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 state[f"{OPTIMIZER}{_plain(name)}.{key}"] = value
@@ -74,9 +75,6 @@ class InPlaceState:
                 if key.startswith(prefix)
             }
         return self.tensors()
-
-    def _weights(self) -> dict[str, Tensor]:
-        return {MODEL + _plain(name): tensor for name, tensor in self._model.state_dict().items()}
 
     def take(self, tensors: dict[str, Tensor]) -> None:  # noqa: ARG002 - they are in place
         """Go on: the tensors are the run's own."""
@@ -108,12 +106,9 @@ def check_same(state: dict[str, Tensor], manifest: CheckpointManifest, *, place:
     theirs = {name: f"{one.dtype} {list(one.shape)}" for name, one in manifest.tensors.items()}
     for name in sorted(ours.keys() | theirs.keys()):
         if ours.get(name) != theirs.get(name):
-            raise InputError(
-                "the checkpoint is of another model or optimizer",
-                place=f"{place}:{name}",
-                found=theirs.get(name, "no such tensor"),
-                allowed=ours.get(name, "no such tensor"),
-            )
+            found, allowed = (one.get(name, "no such tensor") for one in (theirs, ours))
+            message = "the checkpoint is of another model or optimizer"
+            raise InputError(message, place=f"{place}:{name}", found=found, allowed=allowed)
 
 
 def _plain(name: str) -> str:
@@ -149,18 +144,9 @@ class Staging:
 
 
 # What a rank writes of a run's tensors and reads again: a safetensors file a rank, described beside it.
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
+DTYPES |= {"BOOL": torch.bool}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # Tensors up to this size that every rank has are saved by the first one: spread over all ranks, they would
 # make each rank read every description.
@@ -202,9 +188,8 @@ class Save:
                 entry = Entry(name=key, dtype=NAMES[data.dtype], shape=tuple(data.shape))
                 self._pieces.append(Piece(name, offsets, entry))
                 self._data.append(copied(name, data))
-        self._described = {
-            name: (NAMES[one.dtype], tuple(one.shape)) for name, one in sorted(tensors.items())
-        }
+        named = sorted(tensors.items())
+        self._described = {name: (NAMES[one.dtype], tuple(one.shape)) for name, one in named}
         self._bytes = sum(one.numel() * one.element_size() for one in tensors.values())
         if any(tensor.is_cuda for tensor in tensors.values()):
             torch.cuda.synchronize()
@@ -228,14 +213,12 @@ class Save:
 
     def tensors(self) -> dict[str, StoredTensor]:
         """Return what the index says of the tensors."""
-        rows = {
-            name: (0, self._size - 1) if (one := self._writers[name]) is None else (one, one)
-            for name in self._described
-        }
-        return {
-            name: StoredTensor(dtype=dtype, shape=shape, holders=(rows[name],))
-            for name, (dtype, shape) in self._described.items()
-        }
+        found = {}
+        for name, (dtype, shape) in self._described.items():
+            one = self._writers[name]
+            holders = ((0, self._size - 1) if one is None else (one, one),)
+            found[name] = StoredTensor(dtype=dtype, shape=shape, holders=holders)
+        return found
 
     def _put(self, sink: Sink) -> list[str]:
         """Write the tensors one after the other, while threads hash them; return their digests."""
@@ -269,39 +252,30 @@ def load(store: FolderStore, manifest: CheckpointManifest, tensors: Mapping[str,
     size = dist.get_world_size() if dist.is_initialized() else 1
     needed = {name: [one.box] for name, one in room.items()}
     for number, part in parts_for(store, manifest, needed, rank=rank.number(), world_size=size).items():
-        _load_part(store, manifest, manifest.parts[number], part, room)
+        stored = manifest.parts[number]
+        place = store.file(manifest.step, stored.file)
+        with store.open(manifest.step, stored.file) as source, ThreadPoolExecutor(threads()) as pool:
+            entries = read_entries(stored, part.header_sha256, source, place=place)
+            read = partial(_read, source=source, entries=entries, place=place)
+            held = [(room[name], chunk) for name, chunks in part.tensors.items() for chunk in chunks]
+            list(pool.map(read, *zip(*held, strict=True)))
 
 
-def _load_part(
-    store: FolderStore,
-    manifest: CheckpointManifest,
-    stored: StoredPart,
-    part: PartManifest,
-    room: Mapping[str, Local],
-) -> None:
-    place = store.file(manifest.step, stored.file)
-    with store.open(manifest.step, stored.file) as source, ThreadPoolExecutor(threads()) as pool:
-        entries = read_entries(stored, part.header_sha256, source, place=place)
-
-        def read(held: tuple[Local, Chunk]) -> None:
-            target, chunk = held
-            entry = entry_of(chunk, entries, place=place)
-            # From pinned memory a device reads itself; PyTorch keeps it for the next chunk.
-            data = torch.empty(entry.bytes, dtype=torch.uint8, pin_memory=target.data.is_cuda)
-            read_chunk(source, entry, chunk, memoryview(data.numpy()), place=place)
-            whole = data.view(DTYPES[entry.dtype]).view(entry.shape)
-            if both := Box.at(chunk.offsets, chunk.sizes).shared_with(target.box):
-                into = target.data[_inside(both, target.offsets)]
-                into.copy_(whole[_inside(both, chunk.offsets)], non_blocking=True)
-
-        list(pool.map(read, [(room[name], chunk) for name, held in part.tensors.items() for chunk in held]))
+def _read(target: Local, chunk: Chunk, *, source: Any, entries: Mapping[str, Entry], place: str) -> None:
+    """Read what a rank needs of a chunk into its place."""
+    entry = entry_of(chunk, entries, place=place)
+    # From pinned memory a device reads itself; PyTorch keeps it for the next chunk.
+    data = torch.empty(entry.bytes, dtype=torch.uint8, pin_memory=target.data.is_cuda)
+    read_chunk(source, entry, chunk, memoryview(data.numpy()), place=place)
+    whole = data.view(DTYPES[entry.dtype]).view(entry.shape)
+    if both := Box.at(chunk.offsets, chunk.sizes).shared_with(target.box):
+        into = target.data[_inside(both, target.offsets)]
+        into.copy_(whole[_inside(both, chunk.offsets)], non_blocking=True)
 
 
 def _inside(box: Box, offsets: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(
-        slice(begin - offset, end - offset)
-        for begin, end, offset in zip(box.begins, box.ends, offsets, strict=True)
-    )
+    places = zip(box.begins, box.ends, offsets, strict=True)
+    return tuple(slice(begin - offset, end - offset) for begin, end, offset in places)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -1,6 +1,6 @@
 """Models as the trainers know them: a family is one module here, named as in `twinrun.protocol.models`.
 
-The module has `build`, see `Family`; it imports torch alone and no other family.
+The module has `build`, see `build_of`; it imports torch alone and no other family.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ import importlib
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from twinrun.protocol.models import ModelShape
-from twinrun.protocol.training import Training
 
 # Target that adds nothing to the loss; PyTorch's default.
 IGNORED = -100
@@ -104,33 +103,21 @@ def _scramble(word: Tensor) -> Tensor:
 
 
 Build = Callable[..., "Model"]
-"""Takes a shape and the keyword `training`, and returns a model on the current device."""
+"""Takes a shape and the keyword `training`; returns a model on the current device, not initialised.
+
+Of the settings it heeds those that say how layers compute, and refuses what it does not have.
+"""
 
 
-class Family(Protocol):
-    """The function of a family's module; shapes are that family's."""
-
-    def build(self, shape: Any, *, training: Training) -> Model:
-        """Return a model on the current device, its parameters not initialised; raises InputError.
-
-        Of the settings it heeds those that say how layers compute, and refuses what it does not have.
-        """
-
-
-_brought: list[Family] = []
-
-
-class ScriptFamily(NamedTuple):
-    """The model that a recipe's script hands over, in place of the one of its shape's family."""
-
-    build: Build
+_brought: list[Build] = []
 
 
 def bring(build: Build) -> None:
     """Let `build(shape, *, training)` make every model of this process; called before the first."""
-    _brought[:] = [ScriptFamily(build)]
+    _brought[:] = [build]
 
 
-def family_of(shape: ModelShape) -> Family:
-    """Return what builds `shape`: the script's own where it has brought one, else its family's module."""
-    return _brought[0] if _brought else cast("Family", importlib.import_module(f"{__name__}.{shape.family}"))
+def build_of(shape: ModelShape) -> Build:
+    """Return what builds `shape`: the script's own where it has brought one, else its family's."""
+    found: Build = _brought[0] if _brought else importlib.import_module(f"{__name__}.{shape.family}").build
+    return found

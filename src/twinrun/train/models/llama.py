@@ -10,18 +10,18 @@ R half of that, V vocabulary.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
 
 from twinrun.protocol.models.llama import FIRST_SEQUENCE, HIGH_TURNS, LOW_TURNS, LlamaShape
 from twinrun.protocol.models.shape import ActivationCheckpointing
 from twinrun.protocol.training import Training
-from twinrun.train import attention as attentions
+from twinrun.train import layers
 from twinrun.train.attention import Attend
-from twinrun.train.layers import Linear, RMSNorm, checkpointed, head_loss, recomputed, rms_norm
-from twinrun.train.models import DTYPES, Model, normal
+from twinrun.train.layers import Linear, RMSNorm, rms_norm
 
 # transformers' `initializer_range`.
 INITIAL_STD = 0.02
@@ -93,62 +93,34 @@ class GatedFeedForward(nn.Module):
         return out
 
 
-class LlamaBlock(nn.Module):
-    """Attention and feed-forward, each on a normalised residual stream."""
+class LlamaBlock(layers.ResidualBlock):
+    """Attention and feed-forward."""
+
+    parts = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 
     def __init__(
-        self,
-        shape: LlamaShape,
-        *,
-        attend: Attend,
-        positions: Rotations,
-        checkpointing: ActivationCheckpointing,
+        self, shape: LlamaShape, *, checkpointing: ActivationCheckpointing, **attention: Any
     ) -> None:
-        super().__init__()
-        self.checkpointing = checkpointing
-        self.input_layernorm = RMSNorm(shape.width)
-        self.self_attn = GroupedAttention(shape, attend=attend, positions=positions)
-        self.post_attention_layernorm = RMSNorm(shape.width)
-        self.mlp = GatedFeedForward(shape)
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        # Inside what is compiled: what is computed again is fused with what needs it.
-        kept = False if isinstance(self.checkpointing, bool) else self.checkpointing
-        out: Tensor = checkpointed(kept, self._add, x_BSD)
-        return out
-
-    def _add(self, x_BSD: Tensor) -> Tensor:
-        x_BSD = x_BSD + self.self_attn(self.input_layernorm(x_BSD))
-        out: Tensor = x_BSD + self.mlp(self.post_attention_layernorm(x_BSD))
-        return out
+        first, second = RMSNorm(shape.width), RMSNorm(shape.width)
+        mix, feed = GroupedAttention(shape, **attention), GatedFeedForward(shape)
+        super().__init__(first, mix, second, feed, checkpointing=checkpointing)
 
 
 def final_loss(x_BSD: Tensor, norm_D: Tensor, weight_VD: Tensor, targets_BS: Tensor) -> Tensor:
     """Final norm, head and cross entropy: one region for torch.compile. Mean, nats per token."""
-    return head_loss(rms_norm(x_BSD, norm_D), weight_VD, targets_BS)
+    return layers.head_loss(rms_norm(x_BSD, norm_D), weight_VD, targets_BS)
 
 
-class Llama(Model):
-    """The whole decoder; parameters keep the type they are made in, layers compute in `dtype`."""
+class Llama(layers.Decoder):
+    """The whole decoder."""
 
-    def __init__(
-        self,
-        shape: LlamaShape,
-        *,
-        dtype: torch.dtype = torch.float32,
-        attention: str = "sdpa",
-        checkpointing: ActivationCheckpointing = False,
-    ) -> None:
-        super().__init__()
-        self.shape, self.dtype = shape, dtype
-        self.recomputes_blocks = checkpointing is True
-        self.final_loss = final_loss
-        attend, positions = attentions.chosen(attention), rotations(shape)
+    final_loss = staticmethod(final_loss)
+
+    def make(self, shape: LlamaShape, **block: Any) -> None:
+        """Make the layers."""
+        block["positions"] = rotations(shape)
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.layers = nn.ModuleList(
-            LlamaBlock(shape, attend=attend, positions=positions, checkpointing=checkpointing)
-            for _ in range(shape.layers)
-        )
+        self.layers = nn.ModuleList(LlamaBlock(shape, **block) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.width)
         self.lm_head = None if shape.tied else nn.Linear(shape.width, shape.vocabulary, bias=False)
 
@@ -157,36 +129,21 @@ class Llama(Model):
         """Return the layers."""
         return self.layers
 
-    def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
-        """Return logits (B, S, V), or with targets their mean cross entropy in fp32, a scalar."""
-        x_BSD = self.embed_tokens(tokens_BS).to(self.dtype)
-        for block in self.layers:
-            x_BSD = recomputed(block, x_BSD) if self.recomputes_blocks else block(x_BSD)
-        weight_VD = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        if targets_BS is None:
-            return linear(self.norm(x_BSD), weight_VD.to(self.dtype))
-        return self.final_loss(x_BSD, self.norm.weight, weight_VD, targets_BS)
+    def embed(self, tokens_BS: Tensor) -> Tensor:
+        """Return embeddings of tokens."""
+        x_BSD: Tensor = self.embed_tokens(tokens_BS)
+        return x_BSD
 
-    @torch.no_grad()
-    def initialise(self, seed: int) -> None:
-        """Fill the parameters: normal, projections back to the stream divided, norms one.
+    def head(self) -> tuple[nn.Module, Tensor]:
+        """Return the final norm, and the weights of the head or of the embedding."""
+        return self.norm, (self.lm_head or self.embed_tokens).weight
 
-        A value follows from `seed`, the parameter's name and its place in it alone.
-        """
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 1:
-                parameter.fill_(1.0)
-                continue
-            to_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
-            scale = INITIAL_STD / (math.sqrt(2 * self.shape.layers) if to_stream else 1.0)
-            parameter.copy_(normal(parameter.shape, self.key_of(name, seed), parameter.device) * scale)
+    def deviation(self, name: str, parameter: Tensor) -> float:  # noqa: ARG002 - the same for every size
+        """Return transformers' own, divided for projections back to the stream."""
+        to_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
+        return INITIAL_STD / (math.sqrt(2 * self.shape.layers) if to_stream else 1.0)
 
 
 def build(shape: LlamaShape, *, training: Training) -> Llama:
-    """Return a Llama, see `twinrun.train.models.Family`."""
-    return Llama(
-        shape,
-        dtype=DTYPES[training.precision],
-        attention=training.attention,
-        checkpointing=training.activation_checkpointing,
-    )
+    """Return a Llama, see `twinrun.train.models.build_of`."""
+    return Llama(shape, **layers.settings_of(training))

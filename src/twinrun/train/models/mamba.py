@@ -10,7 +10,6 @@ filter, V vocabulary, P rank and twice the states.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -88,13 +87,11 @@ class Mixer(nn.Module):
 class MambaBlock(nn.Module):
     """A mixer on the normed residual stream."""
 
-    def __init__(
-        self, shape: MambaShape, *, kernels: Kernels, layout: str, checkpointing: ActivationCheckpointing
-    ) -> None:
+    def __init__(self, shape: MambaShape, *, checkpointing: ActivationCheckpointing, **mixer: Any) -> None:
         super().__init__()
         self.checkpointing = checkpointing
         self.norm = RMSNorm(shape.width)
-        self.mixer = Mixer(shape, kernels=kernels, layout=layout)
+        self.mixer = Mixer(shape, **mixer)
 
     def forward(self, hidden_BSD: Tensor, residual_BSD: Tensor | None = None) -> Stream:
         """Return what the mixer adds, and the stream that it is to be added to."""
@@ -118,17 +115,9 @@ class Mamba(Model):
     """The whole decoder; parameters keep the type they are made in, layers compute in `dtype`."""
 
     undecayed = ("conv1d.weight", "A_log")
-    drawn_as: ClassVar = {
-        "embeddings": "tokens",
-        "layers.": "blocks.",
-        "in_proj": "enter",
-        "conv1d.weight": "filter",
-        "conv1d.bias": "filter_bias",
-        "x_proj": "select",
-        "dt_proj": "step",
-        "out_proj": "leave",
-        "lm_head": "head",
-    }
+    drawn_as: ClassVar = {"embeddings": "tokens", "layers.": "blocks.", "in_proj": "enter"}
+    drawn_as |= {"conv1d.weight": "filter", "conv1d.bias": "filter_bias", "x_proj": "select"}
+    drawn_as |= {"dt_proj": "step", "out_proj": "leave", "lm_head": "head"}
 
     def __init__(
         self,
@@ -146,15 +135,11 @@ class Mamba(Model):
         self.traced = self.kernels.traced
         _demand("precision", dtype, tuple(DTYPES.values()))
         _demand("layout", layout, self.kernels.layouts)
-        self.shape = shape
-        self.dtype = dtype
-        self.position_scale = position_scale
+        self.shape, self.dtype, self.position_scale = shape, dtype, position_scale
         self.final_loss = final_loss
         self.embeddings = nn.Embedding(shape.vocabulary, shape.width)
-        made = partial(
-            MambaBlock, shape, kernels=self.kernels, layout=str(layout), checkpointing=checkpointing
-        )
-        self.layers = nn.ModuleList(made() for _ in range(shape.layers))
+        kind: dict[str, Any] = {"kernels": self.kernels, "layout": layout, "checkpointing": checkpointing}
+        self.layers = nn.ModuleList(MambaBlock(shape, **kind) for _ in range(shape.layers))
         self.norm_f = RMSNorm(shape.width)
         self.lm_head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         self.to(parameter_type)
@@ -166,7 +151,7 @@ class Mamba(Model):
 
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None) -> Tensor:
         """Return logits (B, S, V), or with targets their cross entropy in fp32, a scalar."""
-        self._check(tokens_BS, targets_BS)
+        self.kernels.check(tokens_BS.device)
         return self._decode(tokens_BS, targets_BS)
 
     def _decode(self, tokens_BS: Tensor, targets_BS: Tensor | None) -> Tensor:
@@ -178,17 +163,6 @@ class Mamba(Model):
             return linear(rms_norm(hidden_BSD + residual_BSD, norm_D), weight_VD.to(self.dtype))
         stream = (hidden_BSD, residual_BSD)
         return self.final_loss(stream, norm_D, weight_VD, targets_BS, self.position_scale)
-
-    def _check(self, tokens_BS: Tensor, targets_BS: Tensor | None) -> None:
-        least, device = 1 if targets_BS is None else 2, self.norm_f.weight.device
-        if tokens_BS.dim() != 2 or not len(tokens_BS) or tokens_BS.shape[1] < least:
-            allowed = f"(1 or more sequences, {least} or more tokens)"
-            raise InputError("wrong shape", place="tokens", found=tuple(tokens_BS.shape), allowed=allowed)
-        for name, tensor in (("tokens", tokens_BS), ("targets", targets_BS)):
-            if tensor is not None and tensor.device != device:
-                found = tensor.device
-                raise InputError("not the device of the model", place=name, found=found, allowed=device)
-        self.kernels.check(device)
 
     def compile_whole(self) -> None:
         """Compile the model on one device, but for what is checked: that reads files and raises.
@@ -231,16 +205,11 @@ def initial(name: str, parameter: Tensor, key: int, shape: MambaShape) -> Tensor
 
 
 def build(shape: MambaShape, *, training: Training) -> Mamba:
-    """Return a Mamba, see `twinrun.train.models.Family`."""
-    return Mamba(
-        shape,
-        kernels=training.kernels,
-        layout=training.layout,
-        dtype=DTYPES[training.precision],
-        parameter_type=DTYPES[training.parameter_type],
-        checkpointing=training.activation_checkpointing,
-        position_scale=training.position_weighting,
-    )
+    """Return a Mamba, see `twinrun.train.models.build_of`."""
+    types = {"dtype": DTYPES[training.precision], "parameter_type": DTYPES[training.parameter_type]}
+    kept, scale = training.activation_checkpointing, training.position_weighting
+    own: dict[str, Any] = {"kernels": training.kernels, "layout": training.layout, "position_scale": scale}
+    return Mamba(shape, checkpointing=kept, **types, **own)
 
 
 def _demand(name: str, found: object, allowed: tuple[object, ...]) -> None:

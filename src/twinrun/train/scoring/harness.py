@@ -29,14 +29,7 @@ from pydantic import Field
 from twinrun.foundation.errors import InputError, RunError, closest, require_known
 from twinrun.foundation.files import canonical_json, sha256_of_bytes, write_atomically
 from twinrun.foundation.manifest import Frozen, load_json
-from twinrun.protocol.evaluation import (
-    EvaluationJob,
-    EvaluationLine,
-    NamedTask,
-    Sample,
-    ScoreRule,
-    TaskScore,
-)
+from twinrun.protocol.evaluation import EvaluationJob, EvaluationLine, NamedTask, Sample, ScoreRule, TaskScore
 from twinrun.train import device as devices
 from twinrun.train import rank, ranks
 from twinrun.train.prepare import standard_library
@@ -53,37 +46,32 @@ METRICS: Mapping[ScoreRule, str] = {
 HASHES = ("doc_hash", "prompt_hash", "target_hash")
 # Of a log-likelihood; what follows is the rounding of 16 bits and of the batch.
 DIGITS = 4
-# Seconds between two lines of progress.
-REPORT_SECONDS = 2.0
 # Documents of a task of ours, and characters of a context and of what follows it.
 PLANTED_DOCUMENTS, CONTEXT, ANSWER = 48, 96, 32
-Report = Callable[[int], None]
 
 
 class RankedModel(HFLM):
     """A model of transformers on each rank, which share the documents of a task."""
 
     def __init__(self, model: Any, *, tokenizer: Any, batch: int | str) -> None:
-        super().__init__(
-            pretrained=model, tokenizer=tokenizer, batch_size=batch, backend="causal", max_batch_size=512
-        )
+        loaded = {"pretrained": model, "tokenizer": tokenizer, "backend": "causal"}
+        super().__init__(**loaded, batch_size=batch, max_batch_size=512)
         if dist.is_initialized():
             self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
-        self.restart_count(lambda _asked: None)
+        self.restart()
 
-    def restart_count(self, report: Report) -> None:
+    def restart(self) -> None:
         """Count sequences and time of the next task from 0; it finds a batch of its own."""
-        self._report, self._asked, self._reported = report, 0, time.monotonic()
-        self.forward_seconds = 0.0
+        self._asked, self.forward_seconds = 0, 0.0
         self.batch_sizes: dict[int, int] = {}
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the values of all ranks one after another."""
         if self.world_size == 1:
             return tensor
-        found = [torch.empty_like(tensor.reshape(-1)) for _ in range(self.world_size)]
-        dist.all_gather(found, tensor.reshape(-1))
-        return torch.cat(found)
+        found = tensor.new_empty(self.world_size * tensor.numel())
+        dist.all_gather_into_tensor(found, tensor.reshape(-1))
+        return found
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -99,12 +87,8 @@ class RankedModel(HFLM):
         longest = max(len(answer) for _, _, answer in requests)
         if longest > self.max_length:
             # The harness cuts contexts, and ends by an assertion of its own where an answer does not fit.
-            raise InputError(
-                "an answer is longer than the model takes at once",
-                place="tasks",
-                found=f"{longest} tokens",
-                allowed=f"up to {self.max_length}",
-            )
+            message, found = "an answer is longer than the model takes at once", f"{longest} tokens"
+            raise InputError(message, place="tasks", found=found, allowed=f"up to {self.max_length}")
         return super()._loglikelihood_tokens(requests, *arguments, **named)
 
     def _model_call(self, inps: torch.Tensor, *arguments: Any, **named: Any) -> Any:
@@ -115,9 +99,6 @@ class RankedModel(HFLM):
         devices.synchronise(self.device)
         self.forward_seconds += time.perf_counter() - began
         self._asked += len(inps)
-        if time.monotonic() > self._reported + REPORT_SECONDS:
-            self._reported = time.monotonic()
-            self._report(self._asked)
         return logits
 
     def _detect_batch_size(self, *arguments: Any, **named: Any) -> Any:
@@ -155,32 +136,24 @@ def score_task(
     Args:
         sha256: digest of the model.
     """
-
-    def report(done: int, requests: int, score: float | None = None) -> None:
-        shared = {"point": job.point, "attempt": job.attempt, "task": spec.name}
-        rank.report(EvaluationLine(**shared, done=done, requests=requests, score=score))
-
     # All that decides it, the number of ranks aside.
     decides = job.model_dump(mode="json", include={"shots", "limit", "precision"})
     decides |= {**spec.model_dump(mode="json"), "model": sha256, "harness": harness_name()}
     identity = sha256_of_bytes(canonical_json(decides).encode())
     found = load_json(file, TaskOutcome) if file.is_file() else None
     if found is None or found.identity != identity:
-        found = _run(job, spec, model, identity, report)
+        found = _run(job, spec, model, identity)
         if rank.number() == 0:
             write_atomically(file, found.model_dump_json() + "\n")
     ranks.wait()
-    report(job.tasks.index(spec) + 1, len(job.tasks), found.score.score)
+    told = {"point": job.point, "attempt": job.attempt, "task": spec.name}
+    rank.report(EvaluationLine(**told, score=found.score.score))
     return found
 
 
-def _run(
-    job: EvaluationJob, spec: NamedTask, model: RankedModel, identity: str, report: Callable[..., None]
-) -> TaskOutcome:
-    began = time.perf_counter()
-    task = build_task(job, spec)
-    requests = min(len(task.eval_docs), job.limit or len(task.eval_docs)) * 4
-    model.restart_count(lambda asked: report(min(asked, requests), requests))
+def _run(job: EvaluationJob, spec: NamedTask, model: RankedModel, identity: str) -> TaskOutcome:
+    began, task = time.perf_counter(), build_task(job, spec)
+    model.restart()
     found: Any = lm_eval.evaluate(
         model, {"tasks": {spec.name: task}}, limit=job.limit, bootstrap_iters=1, log_samples=True
     )
@@ -237,12 +210,9 @@ def per_token(task: ConfigurableTask, row: Mapping[str, Any], model: Any) -> flo
     """
     likelihoods = [float(one[0]) for one in row["filtered_resps"]]
     if any(math.isnan(one) for one in likelihoods):
-        raise RunError(
-            "the model's logits are not numbers",
-            place=task.config.task,
-            found=f"log-likelihoods {likelihoods}",
-            hint="a training that diverged, or a precision that overflows",
-        )
+        message, found = "the model's logits are not numbers", f"log-likelihoods {likelihoods}"
+        hint = "a training that diverged, or a precision that overflows"
+        raise RunError(message, place=task.config.task, found=found, hint=hint)
     tokens = [len(model._encode_pair(*pair)[1]) for pair in row["arguments"]]
     shared = [(one / count, False) for one, count in zip(likelihoods, tokens, strict=True)]
     return float(task.process_results(row["doc"], shared)["acc"])
@@ -262,14 +232,12 @@ def build_task(job: EvaluationJob, spec: NamedTask) -> ConfigurableTask:
     if config.get("output_type") != "multiple_choice":
         raise InputError("a task that is no choice of answers", place=place, found=config.get("output_type"))
     if (needed := config.get("num_fewshot")) and job.shots == 0:
-        raise InputError(
-            "the task needs shots", place="shots", found=job.shots, allowed=f"{needed}, as {spec.name} says"
-        )
+        allowed = f"{needed}, as {spec.name} says"
+        raise InputError("the task needs shots", place="shots", found=job.shots, allowed=allowed)
     if job.shots and spec.kind == "harness":
         raise InputError("the package has no examples for shots", place="shots", found=job.shots, allowed=0)
-    metrics = [
-        {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in [*METRICS.values()][:3]
-    ]
+    mean = {"aggregation": "mean", "higher_is_better": True}
+    metrics = [{"metric": name, **mean} for name in [*METRICS.values()][:3]]
     task = ConfigurableTask(config=config | {"num_fewshot": job.shots, "metric_list": metrics})
     task.set_fewshot_seed(seed=1234)
     if spec.documents not in (None, found := len(task.eval_docs)):
@@ -278,50 +246,33 @@ def build_task(job: EvaluationJob, spec: NamedTask) -> ConfigurableTask:
     return task
 
 
-@functools.cache
-def _known_tasks() -> TaskManager:
-    """Return the harness's list of tasks, which takes seconds to make: it has a file for each."""
-    return TaskManager()
+# The harness's list of tasks takes seconds to make: it has a file for each.
+_known_tasks = functools.cache(TaskManager)
 
 
 def _of_harness(job: EvaluationJob, spec: NamedTask) -> Mapping[str, Any]:
     """Return a task's configuration, its documents read from where `invoke data` has put them."""
     manager = _known_tasks()
     if spec.name not in manager.all_subtasks:
-        raise InputError(
-            "the harness has no such task",
-            place=f"tasks.{spec.name}",
-            found=spec.name,
-            allowed=f"a task of {harness_name()}",
-            hint=closest(spec.name, manager.all_subtasks),
-        )
+        message, hint = "the harness has no such task", closest(spec.name, manager.all_subtasks)
+        place, allowed = f"tasks.{spec.name}", f"a task of {harness_name()}"
+        raise InputError(message, place=place, found=spec.name, allowed=allowed, hint=hint)
     documents = Path(job.documents if spec.packaged else job.given)
     found: Mapping[str, Any] = manager._factory._load_full_config(manager._index[spec.name], None)
     split = found.get("test_split") or found.get("validation_split")
     kept = {key: value for key, value in found.items() if key not in ("tag", "group", "task_list")}
-    return {
-        **kept,
-        "custom_dataset": lambda **_options: {split: read_documents(documents, spec.name)},
-        # Examples would be drawn from a split that the package does not have.
-        "training_split": None,
-        "validation_split": None if found.get("test_split") else split,
-    }
+    # Examples would be drawn from a split that the package does not have.
+    splits = {"training_split": None, "validation_split": None if found.get("test_split") else split}
+    read = {"custom_dataset": lambda **_options: {split: read_documents(documents, spec.name)}}
+    return kept | splits | read
 
 
 def planted(name: str, documents: Callable[[], Iterator[dict[str, Any]]], **keys: str) -> dict[str, Any]:
     """Return the configuration of a task of ours: which of some choices follows a context."""
-    return {
-        "task": name,
-        "output_type": "multiple_choice",
-        "test_split": "test",
-        "target_delimiter": "",
-        "custom_dataset": lambda **_options: {"test": Dataset.from_list(list(documents()))},
-        "metadata": {"version": 1.0},
-        "doc_to_text": "context",
-        "doc_to_choice": "choices",
-        "doc_to_target": "right",
-        **keys,
-    }
+    asked = {"doc_to_text": "context", "doc_to_choice": "choices", "doc_to_target": "right"} | keys
+    fixed = {"task": name, "output_type": "multiple_choice", "test_split": "test", "target_delimiter": ""}
+    read = {"custom_dataset": lambda **_options: {"test": Dataset.from_list(list(documents()))}}
+    return asked | fixed | read | {"metadata": {"version": 1.0}}
 
 
 def passages(draw: random.Random) -> Iterator[tuple[str, str]]:
@@ -343,6 +294,5 @@ def _shuffled() -> Iterator[dict[str, Any]]:
 
 
 # Tasks of ours by name: they need no data, and say nothing of a model that was trained on other text.
-PLANTED: dict[str, Callable[[], Mapping[str, Any]]] = {
-    "fixture-shuffled": lambda: planted("fixture-shuffled", _shuffled)
-}
+PLANTED: dict[str, Callable[[], Mapping[str, Any]]] = {}
+PLANTED["fixture-shuffled"] = functools.partial(planted, "fixture-shuffled", _shuffled)

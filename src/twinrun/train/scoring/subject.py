@@ -88,11 +88,9 @@ def load_tokenizer(folder: Path, *, vocabulary: int, allowed: str | None = None)
         found = type(tokenizer).__name__
         raise InputError("no tokenizer of the library tokenizers", place=str(folder), found=found)
     if (end := tokenizer.eos_token) is None or not _has(folder, end):
-        raise InputError(
-            "the tokenizer has no end token, with which a prompt without a context begins",
-            place=str(folder / TOKENIZER_CONFIG),
-            found=f"eos_token {end}, which is no token" if end else "no eos_token",
-        )
+        message = "the tokenizer has no end token, with which a prompt without a context begins"
+        found = f"eos_token {end}, which is no token" if end else "no eos_token"
+        raise InputError(message, place=str(folder / TOKENIZER_CONFIG), found=found)
     if (largest := max(tokenizer.get_vocab().values())) >= vocabulary:
         message = "the tokenizer has tokens that the model has no row for: it is another model's"
         raise InputError(message, place=str(folder), found=largest, allowed=f"below {vocabulary}")

@@ -58,14 +58,12 @@ RULES = ("none", "per-character", "per-byte", "per-token")
 
 
 def progress(line: bytes) -> Progress:
-    """Read the line that a training step or a batch of requests writes."""
+    """Read the line that a training step or a finished task writes."""
     if b'"task":' not in line:
         step = StepMetrics.model_validate_json(line)
         return Progress(done=step.step, status=f"loss {step.loss:.4f}  {step.seconds:.3f} s/step")
     found = EvaluationLine.model_validate_json(line)
-    if found.score is not None:
-        return Progress(done=0, status=f"{found.task}: score {found.score:.3f}")
-    return Progress(done=0, status=f"{found.task}: {found.done} sequences scored")
+    return Progress(done=0, status=f"{found.task}: score {found.score:.3f}")
 
 
 def numbers(
