@@ -94,7 +94,7 @@ def place_of(job: TrainingJob) -> str:
 
 
 def convert(place: Path | str, out: Path) -> Path:
-    assert checkpoint("convert", place, out=out).code == 0
+    assert checkpoint("convert", Path(place), out=out).code == 0
     return out
 
 

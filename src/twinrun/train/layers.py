@@ -160,8 +160,8 @@ class Decoder(Model):
         """Return what enters the first block (B, S, D)."""
         raise NotImplementedError
 
-    def head(self) -> tuple[nn.Module, Tensor]:
-        """Return the final norm, and the weights of the head (V, D)."""
+    def head(self) -> tuple[nn.Module, tuple[Tensor, ...], Tensor]:
+        """Return the final norm with its parameters, and the weights of the head (V, D)."""
         raise NotImplementedError
 
     def deviation(self, name: str, parameter: Tensor) -> float:
@@ -173,10 +173,11 @@ class Decoder(Model):
         x_BSD = self.embed(tokens_BS).to(self.dtype)
         for block in self.blocks:
             x_BSD = recomputed(block, x_BSD) if self.recomputes_blocks else block(x_BSD)
-        norm, weight_VD = self.head()
+        # By their names: a rank that has shards gathers a parameter when it is asked for.
+        norm, parameters, weight_VD = self.head()
         if targets_BS is None:
             return linear(norm(x_BSD), weight_VD.to(self.dtype))
-        return self.final_loss(x_BSD, *norm.parameters(), weight_VD, targets_BS)
+        return self.final_loss(x_BSD, *parameters, weight_VD, targets_BS)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:

@@ -134,9 +134,9 @@ class Llama(layers.Decoder):
         x_BSD: Tensor = self.embed_tokens(tokens_BS)
         return x_BSD
 
-    def head(self) -> tuple[nn.Module, Tensor]:
+    def head(self) -> tuple[nn.Module, tuple[Tensor, ...], Tensor]:
         """Return the final norm, and the weights of the head or of the embedding."""
-        return self.norm, (self.lm_head or self.embed_tokens).weight
+        return self.norm, (self.norm.weight,), (self.lm_head or self.embed_tokens).weight
 
     def deviation(self, name: str, parameter: Tensor) -> float:  # noqa: ARG002 - the same for every size
         """Return transformers' own, divided for projections back to the stream."""

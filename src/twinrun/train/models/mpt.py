@@ -129,9 +129,9 @@ class MPT(layers.Decoder):
         x_BSD: Tensor = self.wte(tokens_BS)
         return x_BSD if self.wpe is None else x_BSD + self.wpe.weight[: tokens_BS.shape[1]]
 
-    def head(self) -> tuple[nn.Module, Tensor]:
+    def head(self) -> tuple[nn.Module, tuple[Tensor, ...], Tensor]:
         """Return the final norm, and the weights of the embedding."""
-        return self.norm_f, self.wte.weight
+        return self.norm_f, (self.norm_f.weight, self.norm_f.bias), self.wte.weight
 
     def compile_whole(self) -> None:
         """Compile the model on one device."""
