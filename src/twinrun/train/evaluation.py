@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -135,7 +136,7 @@ def _models(job: EvaluationJob) -> Iterator[FoundModel]:
     for step in (*range(job.every or end, end, job.every or end), end):
         folder = kept / f"step-{step}"
         trained = _train(training_job, step, folder)
-        known = {"checkpoint_sha256": trained.checkpoint_sha256, "trained": trained.result}
+        known: Any = {"checkpoint_sha256": trained.checkpoint_sha256, "trained": trained.result}
         yield FoundModel(folder=folder / "model", kept=folder, step=step, **known)
 
 
