@@ -54,6 +54,14 @@ def test_numbers_are_read_in_every_form() -> None:
     assert len(json.loads(done.stdout)["predictions"]) == 3
 
 
+def test_kernels_are_listed_with_their_predicted_times() -> None:
+    done = invoke(ROOT, "predict", "--kernels", "--gpu", "mi250")
+    rows = json.loads(invoke(ROOT, "predict", "--kernels", "--gpu", "mi250", "--json").stdout)
+    assert {row["arch"] for row in rows} == {"gfx90a"}
+    assert len(done.stdout.splitlines()) == len(rows) + 1
+    assert all(row["low"] < row["ms"] < row["high"] for row in rows)
+
+
 def test_a_plan_of_an_image_is_a_page_and_json_is_all_of_it() -> None:
     assert invoke(ROOT, "build", "--stack", "cpu", "--dry").stdout.startswith("image     twinrun/cpu:")
     assert json.loads(invoke(ROOT, "build", "--stack", "cpu", "--dry", "--json").stdout)["command"]

@@ -161,7 +161,7 @@ def bisect(
         set: key=value as `run` takes it; may be given many times
         out: folder for the bisection instead of runs/
         dry: print the path and the cost and stop
-        yes: start without a question
+        yes: start the bisection
     """
     fails = fails or bool(run and not number)
     demand_one(fails=fails, parity=parity, metric=metric, number=number)

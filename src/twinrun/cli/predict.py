@@ -137,7 +137,5 @@ def _kernels(archs: list[str]) -> Shown:
     for arch in archs:
         require_known(arch, known, "no kernel was predicted for it", place="--gpu")
     rows = [one for one in kernel_times() if one.arch in archs]
-    tell(
-        "ms are predicted, and lie between low and high nine times of ten; shape: batch, heads, length, size"
-    )
+    tell("ms are predicted; nine times of ten they lie between low and high")
     return listed(rows, "arch", "kernel", "causal", "shape", "ms", "low", "high", "bound", none="none")

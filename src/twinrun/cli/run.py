@@ -54,7 +54,7 @@ def run(
         track: trackers to write the run for, separated by commas: tensorboard, mlflow, wandb
         resume: go on with the newest unfinished run of the same plan, and with the jobs that it has
         detach: submit the jobs of all points and return; the same command with --resume collects them
-        yes: start without a question also what takes long on a processor
+        yes: start also what takes long on a processor
     """
     settings = [f"controls={controls}"] if controls else []
     settings += ["trace=true", "compile=false"] if trace else []
