@@ -31,6 +31,16 @@ _NUMBERS: tuple[str, ...] = ("cards", "value")
 _SOURCE_KEYS: tuple[str, ...] = ("document", "where", "how", "derivation")
 
 
+def accepted_rows(published: Mapping[str, Accepted], key: str = "parameters") -> list[dict[str, Accepted]]:
+    """Return the configurations that lists stand for: those as long as that of `key` are read beside it."""
+    keyed = published.get(key)
+    if not isinstance(keyed, tuple):
+        return [dict(published)]
+    listed = {name for name, one in published.items() if isinstance(one, tuple) and len(one) == len(keyed)}
+    rows = zip(*(published[name] for name in listed), strict=True)
+    return [{**published, **dict(zip(listed, row, strict=True))} for row in rows]
+
+
 class Family(Frozen):
     """A template and its rows."""
 

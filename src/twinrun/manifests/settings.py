@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from twinrun.foundation.errors import InputError, closest
+from twinrun.foundation.errors import InputError, closest, require_known
 from twinrun.foundation.manifest import Model, validate
 
 
@@ -72,6 +72,16 @@ def value_of(text: str) -> Any:
         return text
     # A line break would let the text add keys of its own.
     return table["value"] if table.keys() == {"value"} else text
+
+
+def chosen(asked: Any, default: tuple[str, ...], known: Iterable[str], *, key: str) -> tuple[str, ...]:
+    """Return the names that `--set KEY=A,B` asked for, or the default; raises InputError."""
+    if asked is None:
+        return default
+    names = tuple(map(str, asked if isinstance(asked, list) else str(asked).split(",")))
+    for name in names:
+        require_known(name, known, "no such name", place=f"--set {key}")
+    return tuple(dict.fromkeys(names))
 
 
 def _fields(table: dict[str, Any]) -> list[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from twinrun.manifests.published import Accepted
+from twinrun.manifests.published import Accepted, accepted_rows
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.plan import Plan
 from twinrun.workloads import load_workload
-from twinrun.workloads.settings import Difference, accepted_rows, differences
+from twinrun.workloads.settings import Difference, differences
 from twinrun.workloads.workload import Point
 
 

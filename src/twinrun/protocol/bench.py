@@ -162,3 +162,13 @@ class BenchResult(Result):
     calls: tuple[Call, ...]
     device_memory_bytes: Positive
     peak_memory_bytes: NotNegative
+
+    @model_validator(mode="after")
+    def _each_once(self) -> BenchResult:
+        timed = [f"{call.name}@{one.name}" for call in self.calls for one in call.baselines]
+        names = [*(one.name for one in self.calls), *timed, *(one.resource for one in self.peak_rates)]
+        if len(names) > len(set(names)):
+            raise ValueError(
+                f"two calls, baselines of one call or peak rates have one name: {', '.join(names)}"
+            )
+        return self

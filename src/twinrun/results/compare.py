@@ -14,7 +14,7 @@ from twinrun.manifests.metrics import Metric
 from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement, Per
 from twinrun.results.judged import Judged, gpus_of
-from twinrun.workloads.settings import Factor, Fingerprint, Grade, factor
+from twinrun.workloads.settings import Factor, Fingerprint, Grade
 from twinrun.workloads.workload import MeasuredPoint
 
 # A sentence names no more reasons than this; the table has all.
@@ -24,30 +24,30 @@ SPEED = {"step-time", "tokens-per-second", "model-flops", "time"}
 ABSENT = "absent"
 # In the order of likely effect on speed; those of the workload stand between.
 HARDWARE = (
-    factor("GPU model", "large", "small", "peak arithmetic and memory bandwidth; sums in another order"),
-    factor("processor", "large", "small", "without a GPU the processor does the arithmetic"),
-    factor("devices", "large", "small", "less work for each device, more communication"),
-    factor("nodes", "large", "small", "communication leaves the node"),
-    factor("recipe version", "some", "large", "a version is raised by every change that may move a number"),
+    Factor("GPU model", "large", "small", "peak arithmetic and memory bandwidth; sums in another order"),
+    Factor("processor", "large", "small", "without a GPU the processor does the arithmetic"),
+    Factor("devices", "large", "small", "less work for each device, more communication"),
+    Factor("nodes", "large", "small", "communication leaves the node"),
+    Factor("recipe version", "some", "large", "a version is raised by every change that may move a number"),
 )
 SOFTWARE = (
-    factor("library torch", "some", "small", "kernels, compiler and their choice"),
-    factor("library triton", "some", "small", "code of the compiled kernels"),
-    factor("stack", "some", "small", "toolkit, framework and compiler together"),
-    factor("image", "some", "small", "other packages, or other kernels, than the lock says"),
-    factor("library collectives", "some", "none", "algorithms and protocols of the collectives"),
-    factor("library *", "small", "small", "another version"),
-    factor("driver", "some", "none", "clocks, power limits and launch overhead"),
-    factor("lock*", "small", "small", "other versions of packages"),
-    factor("installed *", "small", "small", "a package that is not the locked one"),
-    factor("engine", "small", "none", "a container may limit shared memory, devices or cores"),
-    factor("launcher", "small", "none", "placement of ranks"),
-    factor("scheduler", "small", "none", "who else uses the nodes"),
-    factor("variable *", "small", "small", "steers the framework, its kernels or the collectives"),
-    factor("python", "small", "none", "overhead on the host; it also is the text of the built-in corpus"),
-    factor("processors*", "small", "none", "feeds the devices"),
-    factor("*commit*", "small", "small", "the project's own code"),
-    factor("*", "none", "none", "not known to matter"),
+    Factor("library torch", "some", "small", "kernels, compiler and their choice"),
+    Factor("library triton", "some", "small", "code of the compiled kernels"),
+    Factor("stack", "some", "small", "toolkit, framework and compiler together"),
+    Factor("image", "some", "small", "other packages, or other kernels, than the lock says"),
+    Factor("library collectives", "some", "none", "algorithms and protocols of the collectives"),
+    Factor("library *", "small", "small", "another version"),
+    Factor("driver", "some", "none", "clocks, power limits and launch overhead"),
+    Factor("lock*", "small", "small", "other versions of packages"),
+    Factor("installed *", "small", "small", "a package that is not the locked one"),
+    Factor("engine", "small", "none", "a container may limit shared memory, devices or cores"),
+    Factor("launcher", "small", "none", "placement of ranks"),
+    Factor("scheduler", "small", "none", "who else uses the nodes"),
+    Factor("variable *", "small", "small", "steers the framework, its kernels or the collectives"),
+    Factor("python", "small", "none", "overhead on the host; it also is the text of the built-in corpus"),
+    Factor("processors*", "small", "none", "feeds the devices"),
+    Factor("*commit*", "small", "small", "the project's own code"),
+    Factor("*", "none", "none", "not known to matter"),
 )
 
 
@@ -307,9 +307,11 @@ def changed(a: dict[str, str], b: dict[str, str], factors: tuple[Factor, ...]) -
             name=name,
             a=a.get(name, ABSENT),
             b=b.get(name, ABSENT),
-            **every[rank(name)].model_dump(exclude={"pattern"}),
+            speed=known.speed,
+            numerics=known.numerics,
+            because=known.because,
         )
-        for name in names
+        for name, known in ((name, every[rank(name)]) for name in names)
     )
 
 

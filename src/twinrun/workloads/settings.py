@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.published import Accepted
@@ -19,7 +19,7 @@ Value = str | int | float | bool
 Fingerprint = dict[str, Value]
 
 
-class Factor(Frozen):
+class Factor(NamedTuple):
     """A setting or circumstance, and what a change of it is likely to do."""
 
     pattern: str
@@ -88,20 +88,6 @@ def _accepts(accepted: Accepted, found: Value) -> bool:
     return any(one == found and isinstance(one, bool) == isinstance(found, bool) for one in among)
 
 
-def accepted_rows(published: Mapping[str, Accepted], key: str = "parameters") -> list[dict[str, Accepted]]:
-    """Return the configurations that lists stand for: those as long as that of `key` are read beside it."""
-    keyed = published.get(key)
-    if not isinstance(keyed, tuple):
-        return [dict(published)]
-    return [
-        {
-            field: value[row] if isinstance(value, tuple) and len(value) == len(keyed) else value
-            for field, value in published.items()
-        }
-        for row in range(len(keyed))
-    ]
-
-
 def nearest(cases: Iterable[Mapping[str, Accepted]], published: Mapping[str, Accepted]) -> Fingerprint:
     """Return the published fields as the nearest of `cases` has them."""
     # A list in a case is what it goes through, no field of its configuration.
@@ -110,11 +96,6 @@ def nearest(cases: Iterable[Mapping[str, Accepted]], published: Mapping[str, Acc
         for case in cases
     ]
     return min(marks, key=lambda one: len(differences(one, published)))
-
-
-def factor(pattern: str, speed: Grade, numerics: Grade, because: str) -> Factor:
-    """Return a factor; positional, because factors stand in tables."""
-    return Factor(pattern=pattern, speed=speed, numerics=numerics, because=because)
 
 
 def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from twinrun.foundation.errors import InputError, MachineError, require_known
+from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.text import plural
 from twinrun.manifests.recipe import Sweep
 from twinrun.protocol.allocation import Placement
@@ -63,16 +63,6 @@ def placements(
     return [_placed(count, node) for count in kept], left_out
 
 
-def chosen(asked: Any, default: tuple[str, ...], known: Iterable[str], *, key: str) -> tuple[str, ...]:
-    """Return the names that `--set KEY=A,B` asked for, or the default; raises InputError."""
-    if asked is None:
-        return default
-    names = tuple(map(str, asked if isinstance(asked, list) else str(asked).split(",")))
-    for name in names:
-        require_known(name, known, "no such name", place=f"--set {key}")
-    return tuple(dict.fromkeys(names))
-
-
 def _asked(overrides: dict[str, Any]) -> tuple[str | None, tuple[int, ...]]:
     """Return the key that `--set` sizes the points by, and its counts in rising order."""
     given = {key: overrides.pop(key) for key in KEYS if key in overrides}
@@ -105,10 +95,9 @@ def _requested(
         raise MachineError("fewer devices can be had", place=place, found=found, allowed=allowed)
     if not node or (sweep.nodes is None and key != "nodes"):
         return [_placed(count) for count in devices]
-    filled = [_filled(count, node, place) for count in devices] if key != "nodes" else counts
     return [
-        _placed(nodes, node) if nodes else _placed(count)
-        for nodes, count in zip(filled, devices, strict=True)
+        _placed(nodes, node) if (nodes := _filled(count, node, place)) else _placed(count)
+        for count in devices
     ]
 
 
@@ -160,8 +149,8 @@ def refuse(
     """
     if workload.measures_gpus and scale != "smoke" and not hardware.devices:
         hint = "use --scale smoke, or print the plan with --dry"
-        found, allowed = "no GPU in use", "--scale smoke"
-        raise MachineError("this scale measures a GPU", found=found, allowed=allowed, hint=hint)
+        found = "no GPU in use"
+        raise MachineError("this scale measures a GPU", found=found, allowed="--scale smoke", hint=hint)
     for point in points:
         if leg := described[point.id].leg:
             _refuse_elsewhere(point, leg, hardware)

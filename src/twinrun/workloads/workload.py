@@ -231,8 +231,8 @@ class MeasuredPoint(Numbers, Generic[PointPart, RankResult]):
             one.model_dump(mode="json", exclude=without) | {end: getattr(one, end) for end in ends}
             for one in self.measurements
         ]
-        checks = [one.model_dump(mode="json") for one in self.checks]
-        return {**kept, "hosts": self.sent.hosts, "measurements": measured, "checks": checks}
+        kept["checks"] = [one.model_dump(mode="json") for one in self.checks]
+        return {**kept, "hosts": self.sent.hosts, "measurements": measured}
 
 
 class ControlledCurve(Frozen):
@@ -273,11 +273,6 @@ class CardRate(NamedTuple):
     """Document of a published number."""
     where: str = ""
     """Place in the document."""
-
-    @property
-    def share(self) -> float:
-        """Share of the dense bf16 peak."""
-        return self.flops / self.gpu.peak_bf16_tflops
 
 
 class RecordView(Frozen, Generic[PlanPart, PointPart]):
@@ -451,7 +446,7 @@ class Workload(Generic[Tables, PlanPart, PointPart, RankResult]):
     """What ranks run where the recipe has no script; None: every recipe needs one."""
     saves: bool = False
     """Whether its ranks can save a point half way, and go on from there."""
-    timed: bool
+    timed: bool = False
     """Whether its numbers are worth nothing where ranks share a processor."""
     measures_gpus: bool = False
     """Whether a scale above smoke is refused where there is no GPU."""

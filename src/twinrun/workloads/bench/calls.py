@@ -17,7 +17,7 @@ from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.bench import COPY, BenchResult, Call, CallLine, Implementation, largest_error, name_of
 from twinrun.protocol.measurements import BUS_BANDWIDTH, Measurement, Numbers, over_time, single
 from twinrun.workloads.bench.plan import BenchPlan, BenchPoint, BenchTables, Figure
-from twinrun.workloads.settings import as_fingerprint, factor, flat
+from twinrun.workloads.settings import Factor, as_fingerprint, flat
 from twinrun.workloads.tables_and_charts import (
     ABSENT,
     Cell,
@@ -56,10 +56,10 @@ COLUMNS = ("ours\nms", "baseline\nms", "times\nas fast", "GB/s", "bound ms,\nof 
 BenchRecord = RecordView[BenchPlan, BenchPoint]
 Context = PictureContext[BenchTables]
 FACTORS = (
-    factor("kernels", "large", "some", "other code, or another code object"),
-    factor("settings.*", "large", "some", "another shape, or other inputs"),
-    factor("bench.*", "some", "small", "what is timed, and how often"),
-    factor("peak rate *", "some", "none", "clocks, power limits, another memory"),
+    Factor("kernels", "large", "some", "other code, or another code object"),
+    Factor("settings.*", "large", "some", "another shape, or other inputs"),
+    Factor("bench.*", "some", "small", "what is timed, and how often"),
+    Factor("peak rate *", "some", "none", "clocks, power limits, another memory"),
 )
 
 
@@ -163,8 +163,6 @@ def rules(tables: BenchTables, part: BenchPlan, point: CasePoint) -> Iterator[Fi
     """Yield where a case is not the planned one, or a result is further from right than is allowed."""
     calls, seed = point.result.calls, point.result.seed
     yield from held("the seed", seed, seed if part.bench.seed is None else part.bench.seed)
-    twice = [name for name, count in Counter(one.name for one in calls).items() if count > 1]
-    yield from held("calls of one name", twice, [])
     if not calls:
         yield Finding(what="calls", found="none", allowed="those of the case")
     for call in calls:

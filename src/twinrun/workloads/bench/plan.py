@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
@@ -11,10 +12,10 @@ from pydantic import Field
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.recipe import SCALES, LoadedRecipe, Scale, ScaledTables, Sweep
-from twinrun.manifests.settings import overlay
+from twinrun.manifests.settings import chosen, overlay
 from twinrun.protocol.bench import BenchJob, Label, Settings, Timing, possible_names
 from twinrun.workloads.settings import Fingerprint, as_fingerprint, flat, flat_fields
-from twinrun.workloads.sweep import KEYS, chosen, placements, refuse_demands
+from twinrun.workloads.sweep import KEYS, placements, refuse_demands
 from twinrun.workloads.workload import (
     Choice,
     DataRequest,
@@ -32,10 +33,6 @@ OF_OURS = ("bandwidth", "roofline-time", "roofline-share", "link-traffic")
 OF_BOTH, BESIDE = ("time", "error", "kept-memory", "bus-bandwidth"), ("speedup", "memory-saving")
 # Where an option is, and what its values may be.
 OPTION = "options."
-# Key of a claim under which its restatement asks for a number.
-HERE = ".here.metric"
-# A benchmark without a sweep.
-ONE = Sweep(devices=(1,))
 KINDS = {int: "a whole number", bool: "true or false", str: "text", tuple: "a list"}
 
 
@@ -109,14 +106,15 @@ def check(recipe: LoadedRecipe[BenchTables], demands: Sequence[Demand]) -> Mappi
     tables = recipe.tables
     _check_names(tables, recipe.manifest)
 
-    def gives(point: str, scales: Sequence[str] = SCALES, *, placed: bool = True) -> bool:
+    def gives(point: str) -> bool:
         case, _, size = point.partition("@")
-        given = [scale for name in scales if case in (scale := tables.scale(name)).cases]
-        return any(not placed or (one.sweep.gives(size) if one.sweep else not size) for one in given)
+        given = [scale for name in SCALES if case in (scale := tables.scale(name)).cases]
+        return any(one.sweep.gives(size) if one.sweep else not size for one in given)
 
     def missing(asked: Demand) -> str | None:
         # A claim that says something of other hardware is judged at its own case, which every node must run.
-        if asked.point and asked.place.endswith(HERE) and not gives(asked.point, ("node",), placed=False):
+        restated, case = asked.place.endswith(".here.metric"), (asked.point or "").partition("@")[0]
+        if restated and case and case not in tables.scale("node").cases:
             return f"no scale has a point {asked.point} on one node, where its restatement is asked"
         ids = measurement_ids(tables, asked.metric)
         if ids is None:
@@ -180,14 +178,11 @@ def _check_values(tables: BenchTables, settings: Settings, place: str) -> None:
 
 def measurement_ids(tables: BenchTables, metric: str) -> set[str] | None:
     """Return the identifiers that measurements of `metric` can have; None where they have no metric such."""
-    if metric == "peak-memory":
-        return {metric}
-    if metric not in (*OF_OURS, *OF_BOTH, *BESIDE):
-        return None
     names = {name for name in possible_names(tables.label) if name}
     own = {name if metric == "time" else f"{name}/{metric}" for name in names}
     beside = {f"{name}@{other}" for name in own for other in tables.baselines}
-    return own if metric in OF_OURS else beside if metric in BESIDE else own | beside
+    given = dict.fromkeys(OF_OURS, own) | dict.fromkeys(OF_BOTH, own | beside) | dict.fromkeys(BESIDE, beside)
+    return (given | {"peak-memory": {"peak-memory"}}).get(metric)
 
 
 def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoint]:
@@ -200,11 +195,10 @@ def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoin
     recipe, tables = request.recipe, request.recipe.tables
     scale, overrides = tables.scale(request.scale), dict(request.overrides)
     names = chosen(overrides.pop("cases", None), scale.cases, tables.cases, key="cases")
-    sized = [key for key in KEYS if key in overrides and scale.sweep is None]
-    if sized:
+    if sized := [key for key in KEYS if key in overrides and scale.sweep is None]:
         place, found = f"--set {sized[0]}", overrides[sized[0]]
         raise InputError("this benchmark runs on one device", place=place, found=found)
-    sweep = scale.sweep or ONE
+    sweep = scale.sweep or Sweep(devices=(1,))
     places, left_out = placements(sweep, overrides, request.hardware, request.node_devices)
     typed = {key.removeprefix(OPTION): one for key, one in overrides.items() if key.startswith(OPTION)}
     _check_values(tables, typed, f"--set {OPTION}")
@@ -214,9 +208,7 @@ def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoin
     asked = {name: value for name, value in bench.options.items() if name in typed}
     points = tuple(
         Point(
-            id=f"{name}@{place.id}" if scale.sweep else name,
-            nodes=place.nodes,
-            devices_per_node=place.devices_per_node,
+            **{**dict(place), "id": f"{name}@{place.id}" if scale.sweep else name},
             part=BenchPoint(case=name, settings=bench.options | tables.cases[name] | asked),
         )
         for name in names
@@ -230,14 +222,11 @@ def plan(request: PlanRequest[BenchTables]) -> WorkloadPlan[BenchPlan, BenchPoin
 
 def describe(part: BenchPlan, points: Sequence[Point[BenchPoint]]) -> PlanDescription:
     """Return what follows from a plan of a benchmark."""
-    repeats = part.bench.repeats
+    repeats, run = part.bench.repeats, PointDescription(attempts=("the case",), steps=1)
     return PlanDescription(
         subject=f"median of {repeats} calls" if repeats else "checked, not timed",
         configuration=(("Benchmark", flat(part.bench)),),
-        points={
-            point.id: PointDescription(attempts=("the case",), steps=1, case=point.part.settings)
-            for point in points
-        },
+        points={point.id: replace(run, case=point.part.settings) for point in points},
     )
 
 

@@ -14,7 +14,7 @@ from twinrun.manifests.settings import overlay
 from twinrun.manifests.vendor import Gpu
 from twinrun.protocol.checks import CheckLine, ChecksJob, CheckSpec, ChecksResult, failed_nodes
 from twinrun.protocol.measurements import Numbers, single
-from twinrun.workloads.settings import Fingerprint, PointSettings, factor, flat_fields
+from twinrun.workloads.settings import Factor, Fingerprint, PointSettings
 from twinrun.workloads.sweep import placements, refuse_demands
 from twinrun.workloads.tables_and_charts import ABSENT, Table, word_table
 from twinrun.workloads.workload import (
@@ -37,8 +37,6 @@ from twinrun.workloads.workload import (
     held,
 )
 
-# Fields of a check that say what it is and not what it does.
-_WORDS = (".id", ".title")
 # The one metric: the share of checks that passed at each of their places.
 PASSED = "checks-passed"
 # Of several outcomes of one check the first counts.
@@ -90,9 +88,6 @@ class ChecksPoint(Frozen):
     """Nothing beside the placement."""
 
 
-ChecksMeasured = MeasuredPoint[ChecksPoint, ChecksResult]
-
-
 def check(recipe: LoadedRecipe[ChecksTables], demands: Sequence[Demand]) -> Mapping[str, DataRequest]:
     """Hold what claims ask of a recipe of checks against its scales; raises InputError."""
 
@@ -134,14 +129,8 @@ def describe(part: ChecksPlan, points: Sequence[Point[ChecksPoint]]) -> PlanDesc
 
 def settings(part: ChecksPlan, _point: Point[ChecksPoint]) -> Fingerprint:
     """Return how many checks run, and what each asks."""
-    each = (flat_fields(one, f"check.{one.id}.") for one in part.checks)
-    asked = {name: value for one in each for name, value in one.items() if not name.endswith(_WORDS)}
+    asked = {f"check.{one.id}": f"{one.scope}, {number(one.timeout)} s" for one in part.checks}
     return {"checks": len(part.checks), **asked}
-
-
-def as_written(tables: ChecksTables, _part: ChecksPlan, point: Point, _name: str) -> tuple[ChecksPlan, Point]:
-    """Return the checks that recipe.toml lists."""
-    return ChecksPlan(checks=tables.checks.chosen), point
 
 
 def job(part: ChecksPlan, point: Point[ChecksPoint], _attempt: int, run: Run) -> ChecksJob:
@@ -163,12 +152,7 @@ def numbers(_part: ChecksPlan, _point: Point[ChecksPoint], result: ChecksResult,
     return Numbers(measurements=found, checks=result.checks)
 
 
-def terms(part: ChecksPlan, _point: ChecksMeasured) -> ComparisonTerms:
-    """Return which checks ran."""
-    return ComparisonTerms(settings={"checks": ", ".join(one.id for one in part.checks)})
-
-
-def rules(_tables: ChecksTables, part: ChecksPlan, point: ChecksMeasured) -> Iterator[Finding]:
+def rules(_tables: ChecksTables, part: ChecksPlan, point: MeasuredPoint) -> Iterator[Finding]:
     """Yield where the planned checks are not there once at each of their places."""
     hosts, devices = sorted(set(point.sent.hosts)), range(point.planned.devices_per_node)
     places = {
@@ -231,18 +215,21 @@ WORKLOAD = Workload(
     point_part=ChecksPoint,
     result=ChecksResult,
     headline=(PASSED,),
-    factors=(factor("checks", "none", "none", "other checks"),),
+    factors=(Factor("checks", "none", "none", "other checks"),),
     smaller="name fewer checks with --set only=",
-    timed=False,
     check=check,
     plan=plan,
     describe=describe,
-    settings=PointSettings(of=settings, as_written=as_written),
+    settings=PointSettings(
+        of=settings,
+        # The checks that recipe.toml lists.
+        as_written=lambda tables, _, point, __: (ChecksPlan(checks=tables.checks.chosen), point),
+    ),
     job=job,
     progress=progress,
     numbers=numbers,
     rules=rules,
-    terms=terms,
+    terms=lambda part, _: ComparisonTerms(settings={"checks": ", ".join(one.id for one in part.checks)}),
     show=show,
-    overview=lambda _records, _context: Overview(),
+    overview=lambda *_: Overview(),
 )

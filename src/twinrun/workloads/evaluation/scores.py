@@ -19,7 +19,7 @@ from twinrun.protocol.model_source import in_words
 from twinrun.protocol.training import StepMetrics
 from twinrun.workloads.curve_distance import loss_chart, values_of
 from twinrun.workloads.evaluation.plan import EvaluationPlan, EvaluationPoint, EvaluationTables, trained_at
-from twinrun.workloads.settings import factor, flat
+from twinrun.workloads.settings import Factor, flat
 from twinrun.workloads.tables_and_charts import ABSENT, Cell, Table, number_columns, text, word_columns
 from twinrun.workloads.training import numbers as trainings
 from twinrun.workloads.workload import (
@@ -40,16 +40,16 @@ OF_MODEL = ("evaluation.model", "evaluation.training.")
 # Parts of a curve over which losses are averaged.
 TENTHS = 10
 FACTORS = (
-    factor("weights sha256", "none", "large", "other weights"),
-    factor("evaluation.tasks", "large", "large", "other questions"),
-    factor("evaluation.shots", "large", "large", "longer prompts, other answers"),
-    factor("rule of *", "none", "large", "another rule has moved HellaSwag by ten points"),
-    factor("prompts of *", "some", "large", "other prompts"),
-    factor("harness", "some", "large", "another version builds other prompts"),
-    factor("tokenizer sha256", "some", "large", "other tokens"),
-    factor("evaluation.precision", "large", "small", "rounding of log-likelihoods"),
-    factor("evaluation.batch", "some", "small", "size of one forward pass"),
-    factor("evaluation.*", "some", "some", "what is scored, and how"),
+    Factor("weights sha256", "none", "large", "other weights"),
+    Factor("evaluation.tasks", "large", "large", "other questions"),
+    Factor("evaluation.shots", "large", "large", "longer prompts, other answers"),
+    Factor("rule of *", "none", "large", "another rule has moved HellaSwag by ten points"),
+    Factor("prompts of *", "some", "large", "other prompts"),
+    Factor("harness", "some", "large", "another version builds other prompts"),
+    Factor("tokenizer sha256", "some", "large", "other tokens"),
+    Factor("evaluation.precision", "large", "small", "rounding of log-likelihoods"),
+    Factor("evaluation.batch", "some", "small", "size of one forward pass"),
+    Factor("evaluation.*", "some", "some", "what is scored, and how"),
     *trainings.FACTORS,
 )
 ScoredPoint = MeasuredPoint[EvaluationPoint, EvaluationResult]

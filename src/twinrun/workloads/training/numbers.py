@@ -16,7 +16,7 @@ from twinrun.predict.parallel_layout import Machines
 from twinrun.protocol.measurements import Measurement, Numbers, Series, over_time, single
 from twinrun.protocol.training import COMPOSER, PLAIN, Step, StepMetrics, TrainingResult
 from twinrun.workloads.curve_distance import DATA, ORDER, WEIGHTS
-from twinrun.workloads.settings import Fingerprint, as_fingerprint, factor, flat
+from twinrun.workloads.settings import Factor, Fingerprint, as_fingerprint, flat
 from twinrun.workloads.training.manifest import TrainingPlan, TrainingPoint
 from twinrun.workloads.training.points import BYTES, parallel_layout
 from twinrun.workloads.workload import (
@@ -57,27 +57,27 @@ ROUNDING_ONLY = {
     *("reduction", "kernels", "layout", "controls"),
 }
 FACTORS = (
-    factor("model", "large", "large", "arithmetic for each token, and the size of its matrices"),
-    factor("shape.*", "some", "large", "part of the model"),
-    factor("training.precision", "large", "some", "16 bits are several times faster and round more"),
-    factor("training.global_batch", "some", "large", "work between optimizer steps; another optimisation"),
-    factor("training.activation_checkpointing", "large", "none", "a third more arithmetic"),
-    factor("training.attention", "large", "small", "another kernel; `math` keeps the whole matrix"),
-    factor("training.kernels", "large", "small", "another scan and convolution"),
-    factor("training.parameter_type", "some", "large", "updates below 16 bits are lost"),
-    factor("training.trainer", "large", "small", "another training loop around the same model"),
-    factor("training.compile", "large", "small", "compiled blocks fuse kernels"),
-    factor("training.sharding", "some", "small", "gathers of parameters in every step"),
-    factor("training.seed", "none", "large", "another initialisation and another order of the data"),
-    factor("training.optimizer.*", "none", "large", "another optimisation"),
-    factor("training.data", "none", "large", "other text"),
-    factor("*microbatch", "some", "small", "size of one forward pass"),
-    factor("training.*", "small", "small", "length of the run, or another setting of the training"),
-    factor("attention backend", "some", "small", "another kernel for attention"),
-    factor("layout.*", "large", "small", "another way to share the work"),
-    factor("parallelism", "some", "small", "another exchange of gradients and parameters"),
-    factor("* hash", "none", "large", "other tokens, or other samples in a step"),
-    factor("data.*", "none", "large", "another source of tokens"),
+    Factor("model", "large", "large", "arithmetic for each token, and the size of its matrices"),
+    Factor("shape.*", "some", "large", "part of the model"),
+    Factor("training.precision", "large", "some", "16 bits are several times faster and round more"),
+    Factor("training.global_batch", "some", "large", "work between optimizer steps; another optimisation"),
+    Factor("training.activation_checkpointing", "large", "none", "a third more arithmetic"),
+    Factor("training.attention", "large", "small", "another kernel; `math` keeps the whole matrix"),
+    Factor("training.kernels", "large", "small", "another scan and convolution"),
+    Factor("training.parameter_type", "some", "large", "updates below 16 bits are lost"),
+    Factor("training.trainer", "large", "small", "another training loop around the same model"),
+    Factor("training.compile", "large", "small", "compiled blocks fuse kernels"),
+    Factor("training.sharding", "some", "small", "gathers of parameters in every step"),
+    Factor("training.seed", "none", "large", "another initialisation and another order of the data"),
+    Factor("training.optimizer.*", "none", "large", "another optimisation"),
+    Factor("training.data", "none", "large", "other text"),
+    Factor("*microbatch", "some", "small", "size of one forward pass"),
+    Factor("training.*", "small", "small", "length of the run, or another setting of the training"),
+    Factor("attention backend", "some", "small", "another kernel for attention"),
+    Factor("layout.*", "large", "small", "another way to share the work"),
+    Factor("parallelism", "some", "small", "another exchange of gradients and parameters"),
+    Factor("* hash", "none", "large", "other tokens, or other samples in a step"),
+    Factor("data.*", "none", "large", "another source of tokens"),
 )
 
 

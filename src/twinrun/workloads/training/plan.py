@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.text import duration
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
-from twinrun.manifests.settings import overlay
+from twinrun.manifests.settings import chosen, overlay
 from twinrun.protocol.allocation import Placement
 from twinrun.protocol.layout import UNSAVED, StorageNeed
 from twinrun.protocol.training import Training, TrainingJob, identity
 from twinrun.workloads.settings import Fingerprint, flat, flat_fields
-from twinrun.workloads.sweep import KEYS, chosen, placements, refuse_demands
+from twinrun.workloads.sweep import KEYS, placements, refuse_demands
 from twinrun.workloads.training import points as sweeps
 from twinrun.workloads.training.manifest import MODULES, TrainingPlan, TrainingPoint, TrainingTables, trained
 from twinrun.workloads.training.numbers import METRICS, VALIDATION, fingerprint

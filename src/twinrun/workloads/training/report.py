@@ -145,14 +145,13 @@ def published_curves(drawn: Context, formula: str, models: Sequence[str]) -> Ite
         groups = [[*sizes.values()] for (mark, _, _), sizes in fastest.items() if mark == kind]
         groups.sort(key=lambda group: models.index(group[0].model) if group[0].model in models else -1)
         for place, group in enumerate(groups):
-            gpu, shares = group[0].gpu, [one.share for one in group]
+            gpu, shares = group[0].gpu, [one.flops / one.gpu.peak_bf16_tflops for one in group]
             rows = dict.fromkeys(f"{one.document}, {one.where}" for one in group)
             ends = " to ".join(dict.fromkeys(map(percent, (min(shares), max(shares)))))
-            detail = (
-                f"{ends} of {number(gpu.peak_bf16_tflops)} TFLOP/s dense bf16 per card; {next(iter(rows))}"
-            )
+            peak = f"{number(gpu.peak_bf16_tflops)} TFLOP/s dense bf16 per card"
+            detail = f"{ends} of {peak}; {next(iter(rows))}"
             detail += f", and {plural(len(rows) - 1, 'more row')}" if len(rows) > 1 else ""
-            spots = (exact(one.cards * gpu.devices_per_card, one.share) for one in group)
+            spots = map(exact, (one.cards * gpu.devices_per_card for one in group), shares)
             yield curve(f"{label}: {gpu.name}, {group[0].model}", kind, place, spots, detail)
 
 
