@@ -7,6 +7,7 @@ checkout that this package is imported from, or what an installed wheel ships.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from twinrun.checkpoints import verification
 from twinrun.checkpoints.conversion import read_folder, write_folder
 from twinrun.checkpoints.folder import MANIFEST, SIGNATURE, DamagedError, FolderStore
 from twinrun.checkpoints.model_folder import CONFIG
+from twinrun.checkpoints.tokenizer import FILE as TOKENIZER
 from twinrun.execution.engine import log_folder
 from twinrun.execution.ranks import FOLDER, all_pending
 from twinrun.execution.schedulers import client_of
 from twinrun.foundation.errors import InputError, TwinrunError
 from twinrun.foundation.files import write_atomically
 from twinrun.foundation.signatures import SUFFIX, signature_of, signers_of
+from twinrun.foundation.terminal import say
 from twinrun.manifests.cluster import load_site
 from twinrun.planning.project import Project
 from twinrun.predict import prediction
@@ -222,7 +225,10 @@ def convert(place: Path, out: Path, *, step: int | None = None, tokenizer: Path 
         read_folder(place, FolderStore(out))
         return out
     store = FolderStore(place)
-    return write_folder(store, _steps(store, step)[-1], out, tokenizer=tokenizer)
+    folder = write_folder(store, _steps(store, step)[-1], out, tokenizer=tokenizer)
+    if not (folder / TOKENIZER).is_file():
+        say("no tokenizer was written: `--tokenizer FILE` names the tokenizer.json", file=sys.stderr)
+    return folder
 
 
 def sign(what: Path, *, key: Path, root: Path = ROOT) -> Path:
