@@ -83,6 +83,9 @@ def test_a_leaf_that_is_gone_or_new_is_refused() -> None:
     for changed in ({**content, "speed": 2}, {key: value for key, value in content.items() if key != "plan"}):
         with pytest.raises(InputError):
             read_content(sealed(changed), place="record.json")
+    content["points"][0]["result"]["calls"] *= 2
+    with pytest.raises(InputError, match="have one name"):
+        read_content(sealed(content), place="record.json")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
