@@ -30,7 +30,7 @@ from twinrun.execution.ranks import Launch
 from twinrun.execution.schedulers import SCHEDULERS
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.manifest import validate
-from twinrun.manifests.cluster import ClusterTable, LoadedSite, Site
+from twinrun.manifests.cluster import ClusterTable, LoadedSite
 from twinrun.manifests.vendor import load_gpus, load_vendors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -291,16 +291,3 @@ def test_cluster_toml_refuses_what_is_no_word(attack: str) -> None:
         with pytest.raises(InputError) as caught:
             validate({"site": {"hpc": given_here}}, ClusterTable, place="cluster.toml")
         assert f"cluster.toml:site.hpc.{key}" in str(caught.value)
-
-
-def test_the_site_says_only_what_it_has() -> None:
-    bare = Site(
-        scheduler="slurm", vendor="cpu", nodes=2, devices_per_node=1, cores_per_node=1, shared=("/shared",)
-    )
-    made = script("torchrun", site=LoadedSite(name="bare", place="cluster.toml:site.bare", site=bare))
-    options = [line for line in made.splitlines() if line.startswith("#SBATCH")]
-    assert [line.partition("=")[0] for line in options] == [
-        *("#SBATCH --job-name", "#SBATCH --nodes", "#SBATCH --ntasks-per-node", "#SBATCH --cpus-per-task"),
-        *("#SBATCH --time", "#SBATCH --no-requeue"),
-    ]
-    assert "IFNAME" not in made

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("streaming")
 
-from tests.execution.clusters import ROOT, changed, cluster, container, docker, processes, until
+from tests.execution.clusters import ROOT, changed, container, docker, processes, until
 from tests.execution.placements import PlacementStandIn, commands_of
 from tests.train.small import MakeJob
 from twinrun.execution.engine import Workspace, point_folder
@@ -43,17 +43,6 @@ SCRIPT = "fault_ranks.py"
 # Ranks, but not what has started them.
 RANK = rf"^[^ ]*python[^ ]* (-u )?[^ ]*/{SCRIPT}"
 Fault = Callable[[], object]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("shared")
-
-
-@pytest.fixture(scope="module")
-def site(folder: Path) -> Iterator[LoadedSite]:
-    with cluster(nodes=2, folder=folder) as site:
-        yield changed(site, watchdog_seconds=WATCHDOG_SECONDS, qos="low")
 
 
 @dataclass
@@ -97,18 +86,14 @@ class Trial:
     def pid(self, rank: int) -> str:
         return str(rank_states(point_folder(self.run, POINT.id))[rank].pid)
 
-    @property
-    def _released(self) -> Path:
-        return self.run / "released"
-
     def _let_go(self) -> None:
         self.run.mkdir(exist_ok=True)
-        self._released.touch()
+        (self.run / "released").touch()
 
     def _ranks(self) -> Ranks:
         workspace = Workspace(root=ROOT, run=self.run, data=self.run, packages=(ROOT,))
         engine = Interpreter(python=sys.executable, workspace=workspace)
-        told = {"STEP_SECONDS": "0.2", "HOLD_STEP": str(HELD_AT), "HOLD_UNTIL": str(self._released)}
+        told = {"STEP_SECONDS": "0.2", "HOLD_STEP": str(HELD_AT), "HOLD_UNTIL": str(self.run / "released")}
         return commands_of(engine, workspace, launcher=self.launcher, site=self.site, **told)
 
 
@@ -122,6 +107,7 @@ def start(site: LoadedSite, folder: Path, make_job: MakeJob) -> Start:
     shutil.copytree(made.data, folder / "data")
 
     def of(name: str, *, launcher: str = "srun", **keys: object) -> Trial:
+        keys = {"watchdog_seconds": WATCHDOG_SECONDS, "qos": "low", **keys}
         run = folder / name
         saving = Checkpointing(place=str(run / "saved"), steps=STEPS)
         fields: dict[str, object] = {"out": str(point_folder(run, POINT.id)), "point": POINT.id}
@@ -146,12 +132,10 @@ def alive(pattern: str) -> bool:
     return done.returncode == 0
 
 
-def jobs(site: LoadedSite) -> str:
-    """Return what Slurm has left of the jobs that ran."""
-    done = subprocess.run(
-        [*site.site.client, "squeue", "--noheader"], capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
+def asked(site: LoadedSite, *words: str) -> list[str]:
+    """Return what a command of Slurm prints, in words."""
+    command = [*site.site.client, words[0], "--noheader", *words[1:]]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
 
 
 def fails(trial: Trial, fault: Fault) -> str:
@@ -170,13 +154,8 @@ def fails(trial: Trial, fault: Fault) -> str:
 
 def goes_on(trial: Trial, undisturbed: list[float]) -> None:
     """Wait until nothing is left and all nodes are there, and run the point again as `--resume` does."""
-    idle = [*trial.site.site.client, "sinfo", "--noheader", "--Node", "--states=idle", "--format=%N"]
-
-    def healthy() -> bool:
-        done = subprocess.run(idle, capture_output=True, text=True, check=False)
-        return set(done.stdout.split()) == set(NODES)
-
-    until(lambda: healthy() and not jobs(trial.site), pause=1)
+    idle = ("sinfo", "--Node", "--states=idle", "--format=%N")
+    until(lambda: set(asked(trial.site, *idle)) == set(NODES) and not asked(trial.site, "squeue"), pause=1)
     assert not any(processes(node, RANK) for node in NODES)
     assert trial.losses() == undisturbed
 

@@ -13,8 +13,7 @@ import docker
 import pytest
 
 from tests.execution.clusters import ROOT, SECONDS, changed, ended, handed, program, trained, until
-from twinrun.execution.schedulers import load_scheduler
-from twinrun.execution.schedulers.gridengine import GridEngine
+from twinrun.execution.schedulers import client_of
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, MachineError, RunError, RunInterruptedError
 from twinrun.images.local_cluster import interpreter_paths
@@ -90,7 +89,7 @@ def site(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loa
 
 def up(site: LoadedSite) -> int:
     try:
-        return load_scheduler("gridengine", site=site).size()
+        return client_of(site).size()
     except MachineError:
         return 0
 
@@ -102,32 +101,24 @@ pathlib.Path(sys.argv[1], os.environ["TWINRUN_NODE"]).write_text(os.uname().node
 FAILS = "import os; raise SystemExit(7 * int(os.environ['TWINRUN_NODE']))"
 
 
-def test_every_node_starts_its_command_and_statuses_come_back(site: LoadedSite, folder: Path) -> None:
+def test_jobs_start_end_are_cancelled_and_refused(site: LoadedSite, folder: Path) -> None:
     job = handed(site, folder / "says", program(SAYS, str(folder)))
     assert ended(job) == 0
     found = [(folder / number).read_text(encoding="utf-8") for number in ("0", "1")]
     assert tuple(found) == job.nodes
     assert set(found) == set(NODES)
     assert ended(handed(site, folder / "fails", program(FAILS))) == 7
-
-
-def test_a_job_is_cancelled_and_a_set_up_line_that_fails_is_shown(site: LoadedSite, folder: Path) -> None:
-    scheduler = load_scheduler("gridengine", site=site)
-    assert isinstance(scheduler, GridEngine)
+    scheduler = client_of(site)
     job = handed(site, folder / "sleeps", program("import time; time.sleep(600)"))
     until(lambda: job.poll() is None and job.nodes)
     job.cancel()
     assert scheduler.state(job.handle) is None
     with pytest.raises(RunInterruptedError, match="ended without an exit status"):
         scheduler.adopt(job.handle, point="p", logs=folder / "sleeps" / "log").poll()
-    broken = changed(site, setup=("echo gone >&2; false",))
-    error = ended(handed(broken, folder / "broken", program("pass")))
+    error = ended(handed(changed(site, setup=("echo gone >&2; false",)), folder / "broken", program("pass")))
     assert isinstance(error, RunError)
     assert "a set-up line of the site failed" in error.message
     assert "gone" in str(error.found)
-
-
-def test_what_qsub_refuses_is_the_sites_fault(site: LoadedSite, folder: Path) -> None:
     with pytest.raises(InputError, match="qsub refuses the job"):
         handed(changed(site, parallel_environment="nonsense"), folder / "refused", program("pass"))
 

@@ -76,7 +76,7 @@ def invoke(*arguments: str) -> str:
 
 def containers() -> list[Any]:
     with contextlib.closing(docker.from_env()) as client:
-        return client.containers.list(all=True, filters={"label": LABEL})
+        return client.containers.list(all=True, filters={"label": f"{LABEL}=run"})
 
 
 def image_id(stack: str) -> str | None:
