@@ -113,14 +113,6 @@ def test_a_name_that_no_checkpoint_has_is_named_and_not_used(
     assert FolderStore(place).steps() == [2, 4, 6]
 
 
-@pytest.mark.parametrize("attack", [Path.unlink, pipe])
-def test_a_place_that_does_not_name_its_newest_is_named(
-    place: Path, capsys: pytest.CaptureFixture[str], attack: Callable[[Path], object]
-) -> None:
-    attack(place / "latest.json")
-    assert "does not say which" in verified(place, capsys)["latest.json"]
-
-
 def test_the_newest_checkpoint_of_another_run_is_named(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,13 +105,6 @@ def test_only_a_file_is_replaced(kind: str, tmp_path: Path) -> None:
     assert [item.name for item in tmp_path.iterdir()] == ["record.json"]
 
 
-def test_a_file_in_place_of_the_folder_is_told(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("mine", encoding="utf-8")
-    with pytest.raises(MachineError, match=r"runs/record\.json: cannot write"):
-        write_atomically(tmp_path / "runs" / "record.json", "{}")
-    assert (tmp_path / "runs").read_text(encoding="utf-8") == "mine"
-
-
 def test_a_file_larger_than_one_read_is_digested_whole(tmp_path: Path) -> None:
     content = bytes(range(256)) * 8200
     (tmp_path / "large").write_bytes(content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import venv
 from collections.abc import Callable
 from pathlib import Path
@@ -59,10 +58,6 @@ def change_version(folder: Path) -> None:
     metadata.write_text("Name: whole-package\nVersion: 1.3\n", encoding="utf-8")
 
 
-def remove_all_packages(folder: Path) -> None:
-    shutil.rmtree(folder / "lib")
-
-
 def remove_marker(folder: Path) -> None:
     (folder / COMPLETE).unlink()
 
@@ -73,7 +68,6 @@ def remove_marker(folder: Path) -> None:
         (remove_interpreter, "its interpreter fails: cannot start: No such file or directory"),
         (break_interpreter, "its interpreter fails: libpython3.11.so: cannot open"),
         (change_version, "not as locked: whole-package"),
-        (remove_all_packages, "not as locked: whole-package"),
         (remove_marker, "not installed to the end, or by an older twinrun"),
     ],
 )

@@ -182,11 +182,3 @@ def test_what_our_models_cannot_hold_is_refused(converted: Path, tmp_path: Path)
     with pytest.raises(InputError, match="no weights that can be read without executing them"):
         convert(converted, tmp_path / "back")
     assert not (tmp_path / "back").exists()
-
-
-def test_nothing_is_overwritten(saved: tuple[Any, TrainingJob], converted: Path, tmp_path: Path) -> None:
-    place = place_of(saved[1])
-    with pytest.raises(InputError, match="there is something already"):
-        convert(place, converted)
-    with pytest.raises(InputError, match="checkpoints are here already"):
-        convert(converted, Path(place))

@@ -164,17 +164,3 @@ def test_an_empty_or_ragged_shard_is_refused(
     with pytest.raises(InputError, match=said):
         prepare_files(tmp_path / "data", source=keys(form), files=[path], tokenizer=tokenizer, sequence=1)
     assert not (tmp_path / "data").exists()
-
-
-def test_a_large_vocabulary_needs_the_width(tmp_path: Path) -> None:
-    words = {f"w{number}": number for number in range(300_000)} | {"?": 300_000, END_OF_TEXT: 300_001}
-    made = Tokenizer(WordLevel(words, unk_token="?"))
-    made.pre_tokenizer = Whitespace()
-    made.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "x.txt").write_text("w299999 w1")
-    given: dict[str, Any] = {"files": [tmp_path / "x.txt"], "tokenizer": tmp_path / "tokenizer.json"}
-    with pytest.raises(InputError, match="16 bits") as caught:
-        prepare_files(tmp_path / "data", source=keys("text"), sequence=1, **given)
-    assert "width = 32" in str(caught.value)
-    prepare_files(tmp_path / "data", source=keys("text", width=32), sequence=3, **given)
-    assert stream(tmp_path / "data").tolist() == [299_999, 1, 300_001]
