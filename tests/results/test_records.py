@@ -367,6 +367,26 @@ def test_a_second_signer_within_both_spreads_confirms(rate: float, why: str) -> 
     assert (why in found.why, found.confirmed) == (True, "agrees" in why)
 
 
+def test_a_curve_further_away_than_the_tolerance_confirms_nothing() -> None:
+    given: Content = {"gpu": "h200", "scale": "node", "settings": ("model=mpt-7b",), "spread": 0.01}
+    falls = training().points[0].one_series("loss")
+    assert falls is not None
+    sides = {
+        run: [loss * factor for loss in falls.values] for run, factor in (("near", 1.001), ("far", 1.05))
+    }
+    signed = [dataclasses.replace(training(), signer="signed by ada")]
+    signed += [
+        dataclasses.replace(training_record(RATES, run=run, losses=curve, **given), signer="signed by bob")
+        for run, curve in sides.items()
+    ]
+    one, near, far = signed
+    claim = "same-loss-at-every-world-size"
+    why = {other.run: {it.claim: it for it in confirmations(one, other)}[claim] for other in (near, far)}
+    assert why["near"].confirmed
+    assert not why["far"].confirmed
+    assert "the loss at devices=1 is 0.05 apart" in why["far"].why
+
+
 def test_a_plan_says_which_claims_a_run_of_it_will_answer(command: Command) -> None:
     words = ("run", "recipes/mpt7b-scaling", "--dry", "--json", "--scale", "smoke", "--vendor", "cpu")
     done = command(*words, "--engine", "host")

@@ -174,8 +174,8 @@ def report(
     from twinrun.report.page import write_report
 
     tell(f"the record is {run.record.signer}")
-    beside = run.folder.with_name(f"{run.folder.name}.html")
-    return written(write_report(out or (beside if run.is_committed else run.folder / "report.html"), run))
+    own = run.folder / "report.html" if run.file.parent == run.folder else Path(f"{run.folder}.html")
+    return written(write_report(out or own, run))
 
 
 def _recipe_report(project: Project, name: str, add: Path | None, out: Path | None) -> Path:

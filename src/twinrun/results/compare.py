@@ -183,8 +183,8 @@ def _gain(mine: Measurement, theirs: Measurement, metric: Metric) -> Gain | None
     """Return how many times as good B is; None where it is a multiple of nothing, as of a score of 0."""
     good, base = (theirs, mine) if metric.better == "higher" else (mine, theirs)
     high = _over(good.high, base.low)
-    gain = Gain(times=_over(good.median, base.median), low=_over(good.low, base.high), high=high)
-    return None if math.isinf(high) else gain
+    times, low = _over(good.median, base.median), _over(good.low, base.high)
+    return None if math.isinf(high) else Gain(times=times, low=low, high=high)
 
 
 def _over(good: float, base: float) -> float:
@@ -317,9 +317,8 @@ def changed(a: dict[str, str], b: dict[str, str], factors: tuple[Factor, ...]) -
 
 def marks_of(record: Judged, point: MeasuredPoint) -> Fingerprint:
     """Return the fingerprint of a point: its own where each point is a case, else that of the run."""
-    described = record.description
-    case = described.points[point.id].case
-    return dict(described.fingerprint or {} if case is None else case)
+    case = record.description.points[point.id].case
+    return dict(record.description.fingerprint or {} if case is None else case)
 
 
 def fields_apart(metric: Metric, a: Fingerprint, b: Fingerprint) -> tuple[str, ...]:

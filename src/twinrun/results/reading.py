@@ -19,6 +19,7 @@ from twinrun.results.judge import judged
 from twinrun.results.judged import Judged, gpus_of
 from twinrun.results.record import MAJOR, MINOR, Record, content_digest
 from twinrun.results.verdicts import HOLDS, Verdict
+from twinrun.workloads.curve_distance import largest_difference, values_of
 
 SIGNED = "signed by "
 HINT = "name a run folder of runs/, or a record of recipes/RECIPE/results"
@@ -143,11 +144,6 @@ class FinishedRun:
     file: Path
     """File of the record."""
 
-    @property
-    def is_committed(self) -> bool:
-        """Whether the record lies apart from the other files of its run."""
-        return self.file.parent != self.folder
-
 
 def read_run(path: Path, project: Project) -> FinishedRun:
     """Read a record file, or the record of a run folder, and judge it; raises InputError as `read_record`."""
@@ -168,18 +164,15 @@ class Confirmation(Frozen):
 
 def confirmations(a: Judged, b: Judged) -> tuple[Confirmation, ...]:
     """Return for each verdict of A that holds whether B confirms it, and why or why not."""
-    apart, found = _apart(a, b), []
-    for verdict in (one for one in a.verdicts if one.final in HOLDS):
-        lacking = apart or _lacking(a, b, verdict)
-        why = lacking or f"{b.run}, {b.signer}, agrees within both spreads"
-        found.append(Confirmation(claim=verdict.claim, confirmed=not lacking, why=why))
-    return tuple(found)
+    apart, agrees = _apart(a, b), f"{b.run}, {b.signer}, agrees within both spreads"
+    lacking = {one.claim: apart or _lacking(a, b, one) for one in a.verdicts if one.final in HOLDS}
+    found = ((claim, why or agrees) for claim, why in lacking.items())
+    return tuple(Confirmation(claim=claim, confirmed=why is agrees, why=why) for claim, why in found)
 
 
 def confirmed_by(found: Judged) -> dict[str, str]:
     """Return the claims that a committed record of the same recipe confirms, each with its signer."""
-    signed = found.signer.startswith(SIGNED)
-    files = found.project.results(found.recipe) if signed else ()
+    files = found.project.results(found.recipe) if found.signer.startswith(SIGNED) else ()
     confirmed: dict[str, str] = {}
     for other in (read_record(file, found.project) for file in files):
         signer = other.signer.removeprefix(SIGNED)
@@ -206,15 +199,21 @@ def _lacking(a: Judged, b: Judged, verdict: Verdict) -> str:
     other = next((one for one in b.verdicts if one.claim == verdict.claim), None)
     if other is None or other.final not in HOLDS:
         return f"there it is {other.final if other else 'not asked'}"
-    said = verdict.here or verdict
+    said, tolerance = verdict.here or verdict, a.recipe.published.restated[verdict.claim].tolerance
     metrics = {verdict.metric, said.metric}
+    curved = {name for name in metrics if a.project.metrics[name].series}
     for name in said.points:
         mine, theirs = a.point(name), b.point(name)
         if theirs is None or mine is None:
             return f"it has no point {name}"
-        for one in (one for one in mine.measurements if one.metric in metrics):
+        for one in (one for one in mine.measurements if one.metric in metrics - curved):
             beside = theirs.measurement(one.id)
             if beside is None or not one.overlaps(beside):
                 ends = f"{number(beside.low)} to {number(beside.high)}" if beside else "nothing"
                 return f"{one.id} at {name} is {number(one.low)} to {number(one.high)} and there {ends}"
+        for metric in curved:
+            curves = [values_of(point, metric) for point in (mine, theirs)]
+            far, step = largest_difference(curves)
+            if not far <= tolerance:
+                return f"the {metric} at {name} is {far:.2g} apart at step {step}, allowed {tolerance:g}"
     return ""
