@@ -53,7 +53,7 @@ class HubHandler(http.server.BaseHTTPRequestHandler):
             listed = entry("", found)
             digest, size = listed["lfs"]["oid"] if "lfs" in listed else listed["oid"], str(len(found))
             revision = self.path.partition("/resolve/")[2].partition("/")[0]
-            self.send(b"", **{"X-Repo-Commit": revision, "ETag": f'"{digest}"', "Content-Length": size})
+            self.send(b"", 200, **{"X-Repo-Commit": revision, "ETag": f'"{digest}"', "Content-Length": size})
 
     def do_GET(self) -> None:
         self.server.asked.append((self.path, self.headers.get("Range")))
@@ -69,7 +69,7 @@ class HubHandler(http.server.BaseHTTPRequestHandler):
             entries += [entry(*one) for one in files.items() if one[0].startswith(listing[2])]
             at, address = int(page or 0), f"{self.server.endpoint}{path.partition('?')[0]}"
             more = {"Link": f'<{address}?page={at + 1}>; rel="next"'} if at + 1 < len(entries) else {}
-            self.send(json.dumps(entries[at : at + 1]).encode(), **more)
+            self.send(json.dumps(entries[at : at + 1]).encode(), 200, **more)
         elif (content := self.file()) is not None:
             content = bytes([content[0] ^ 1]) + content[1:] if self.server.flip else content
             start = int((self.headers.get("Range") or "bytes=0-")[6:-1]) if self.server.ranges else 0
@@ -87,7 +87,7 @@ class HubHandler(http.server.BaseHTTPRequestHandler):
             return None
         return self.server.files[kind][found[1]]
 
-    def send(self, body: bytes, code: int = 200, **headers: str) -> None:
+    def send(self, body: bytes, code: int = 200, /, **headers: str) -> None:
         self.send_response(code)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)

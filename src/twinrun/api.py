@@ -7,6 +7,7 @@ checkout that this package is imported from, or what an installed wheel ships.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,9 +23,11 @@ from twinrun.execution.ranks import FOLDER, all_pending
 from twinrun.execution.schedulers import client_of
 from twinrun.foundation.errors import InputError, TwinrunError
 from twinrun.foundation.files import write_atomically
+from twinrun.foundation.manifest import read_text
 from twinrun.foundation.signatures import SUFFIX, signature_of, signers_of
 from twinrun.foundation.terminal import say
 from twinrun.manifests.cluster import load_site
+from twinrun.manifests.recipe import summary
 from twinrun.planning.project import Project
 from twinrun.predict import prediction
 from twinrun.predict.calibration import SOFTWARE, calibration
@@ -43,10 +46,11 @@ from twinrun.workloads.settings import Value
 from twinrun.workloads.workload import ControlledCurve
 
 __all__ = ["ROOT", "checkpoints", "convert", "fingerprint"]
-__all__ += ["judge", "parity", "predict", "read", "sign", "waiting", "would_run"]
+__all__ += ["judge", "parity", "predict", "read", "recipes", "sign", "waiting", "would_run"]
 
 _SHIPPED = Path(__file__).with_name("checkout")
 ROOT = _SHIPPED if _SHIPPED.is_dir() else Path(__file__).resolve().parents[2]
+_FEW, _QUESTION = 50, re.compile(r'^question *= *"(.+)" *$', re.MULTILINE)
 # Two curves differ at their first step by the rounding of bf16 at most: half of its last bit, doubled.
 _ROUNDING = 2.0**-8
 
@@ -275,6 +279,29 @@ def waiting(runs: Path, *, root: Path = ROOT) -> list[dict[str, Any]]:
                 state = error.message
             rows.append({"run": run, "state": state, **dict(one)})
     return rows
+
+
+def recipes(*, root: Path = ROOT) -> tuple[list[dict[str, object]], list[TwinrunError]]:
+    """Return what each recipe asks and would do here, and what is wrong with those that cannot be read.
+
+    Where there are more than 50, only their questions are read.
+
+    >>> recipes()[0][-1]["question"]
+    "Is one Triton kernel of RMSNorm near the memory's rate on both vendors?"
+    """
+    project, rows, faults = Project(root), list[dict[str, object]](), list[TwinrunError]()
+    few = len(project.recipe_names) <= _FEW
+    for name in project.recipe_names:
+        try:
+            if few:
+                rows.append(summary(project.recipe(name)) | {"here": would_run(name, root=root)})
+            else:
+                found = _QUESTION.search(read_text(project.root / "recipes" / name / "recipe.toml"))
+                question = found[1] if found else project.recipe(name).recipe.question
+                rows.append({"recipe": f"recipes/{name}", "question": question})
+        except TwinrunError as error:
+            faults.append(error)
+    return rows, faults
 
 
 def would_run(recipe: str, *, root: Path = ROOT) -> str:
