@@ -1,4 +1,4 @@
-"""A fixture for each door that `doors.md` lists."""
+"""Fixtures of the doors that `doors.md` lists."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
 import pytest
 
 from tests.checkouts import checkout as new_checkout
 from tests.commands import ROOT, invoke
-from tests.goldens import check_golden, laid_out
-from twinrun import api
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,29 +65,3 @@ def checkout(tmp_path: Path) -> Callable[..., Path]:
         return root
 
     return make
-
-
-@pytest.fixture
-def library() -> ModuleType:
-    """The library as its users import it."""
-    return api
-
-
-@pytest.fixture
-def golden() -> Callable[[str, Any], None]:
-    """Hold a text, or what JSON can say, against `tests/golden/NAME`; TWINRUN_WRITE_GOLDEN=1 writes it."""
-
-    def check(name: str, value: Any) -> None:
-        check_golden(name, value if isinstance(value, str) else laid_out(value) + "\n")
-
-    return check
-
-
-@pytest.fixture
-def judged() -> Callable[..., Any]:
-    """A record by its path, or by recipe and file name, as it reads once it has been judged."""
-
-    def read(path: str | Path, name: str | None = None, *, root: Path = ROOT) -> Any:
-        return api.read(root / "recipes" / path / "results" / name if name else path, root=root)
-
-    return read

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import json
 import os
+import select
+import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from tests.forks import ROOT, Forked, ForkServer
+from tests.commands import PATIENCE_SECONDS, ROOT
 from tests.registries import free_port
 from twinrun.foundation.cache import bytecode_folder
 
@@ -43,38 +49,43 @@ def run_ranks(
         beside: arguments of other ranks, as many, that run at the same time without knowing of these.
     """
     with tempfile.TemporaryDirectory() as name:
-        groups = [given for given in (arguments, beside) if given]
-        ranks = [
-            one
-            for number, given in enumerate(groups)
-            for one in _ranks((str(script), *given), world_size, variables, Path(name) / str(number))
-        ]
-        status = _server(modules).run(ranks)
+        ranks: list[dict[str, Any]] = []
+        for given in filter(None, (arguments, beside)):
+            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GROUP_RANK": "0"}
+            place |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world_size))
+            for rank in range(world_size):
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                streams = {one: f"{name}/{len(ranks)}.{one}" for one in ("stdout", "stderr")}
+                called = {"arguments": [str(script), *given], "variables": {**variables, **place, **own}}
+                ranks.append(called | streams)
+        server = _server(modules)
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(f"{json.dumps(ranks)}\n")
+        server.stdin.flush()
+        # Unlike `select`, this takes descriptors above 1,023.
+        waiting = select.poll()
+        waiting.register(server.stdout, select.POLLIN)
+        if not waiting.poll(PATIENCE_SECONDS * 1000):
+            os.killpg(server.pid, signal.SIGKILL)
+            raise TimeoutError(arguments)
+        status = int(server.stdout.readline())
         printed = [
-            "".join(Path(getattr(one, stream)).read_text("utf-8") for one in ranks)
-            for stream in ("stdout", "stderr")
+            "".join(Path(one[stream]).read_text("utf-8") for one in ranks) for stream in ("stdout", "stderr")
         ]
         return subprocess.CompletedProcess(arguments, status, *printed)
 
 
-def _ranks(
-    arguments: tuple[str, ...], world_size: int, variables: Mapping[str, str], folder: Path
-) -> list[Forked]:
-    folder.mkdir()
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GROUP_RANK": "0"}
-    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world_size))
-    return [
-        Forked(
-            arguments=arguments,
-            folder=str(Path.cwd()),
-            variables={**variables, **place, **sizes, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=str(folder / f"{rank}.stdout"),
-            stderr=str(folder / f"{rank}.stderr"),
-        )
-        for rank in range(world_size)
-    ]
-
-
 @functools.cache
-def _server(modules: tuple[str, ...]) -> ForkServer:
-    return ForkServer("tests.rank_server", "torch.distributed", *modules, variables=environment())
+def _server(modules: tuple[str, ...]) -> subprocess.Popen[str]:
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.rank_server", "torch.distributed", *modules],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    atexit.register(server.communicate)
+    return server
