@@ -37,6 +37,8 @@ LISTS = {
 TABLES = [
     ('[base]\nsuite = "bookworm --hook-dir=/x"\n', "base"),
     ('[base]\nsuite = "../../x"\n', "base"),
+    ('[base]\nsuite = "jammy"\n', "base"),
+    ('[base]\nsuite = "bookworm"\ntag = "1"\n', "base"),
     ('[base]\nkind = "registry"\nsuite = "bookworm"\n', "base"),
     ('[base]\nsuite = "bookworm"\nrepository = "docker.io/some/base"\n', "base"),
     ('[[sources]]\nname = "../../../victim"\nrepository = "ext::sh -c id"\n', "sources"),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from tests.commands import ROOT
 from tests.records import plan, training_record
-from twinrun.planning.project import Project
 from twinrun.report.page import tables
-from twinrun.report.site import publication_rows
 
 
 def test_every_microbatch_of_a_plan_is_predicted() -> None:
@@ -16,14 +13,6 @@ def test_every_microbatch_of_a_plan_is_predicted() -> None:
         assert all((one.low or 0) < (one.seconds or 0) < (one.high or 0) for one in point.predicted)
         sizes = [one.memory_bytes for one in point.predicted]
         assert sizes == sorted(sizes, reverse=True)
-
-
-def test_published_claims_have_a_predicted_value_on_the_page_of_their_publication() -> None:
-    project = Project(ROOT)
-    rows = {row.claim.id: row.cells for key in ("001", "002") for row in publication_rows(key, project, {})}
-    assert rows["throughput-4096-one-node"][3].startswith("○ 69,0")
-    assert rows["scan-forward-mi250"][3] == "○ 1.392 (0.868 to 4.357)"
-    assert rows["throughput-1-node"][1] == "◆ 166 TFLOP/s per card"
 
 
 def test_what_cannot_be_said_says_what_would_tell() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.records import plan
+from tests.records import BENCH, plan
 from twinrun.foundation.errors import InputError
 
 FP8 = "fp8 is computed by torchao's recipe `tensorwise`"
@@ -19,6 +19,7 @@ NODE: dict[str, Any] = {"scale": "node"}
 LLAMA: dict[str, Any] = {"scale": "paper"}
 OLD = LLAMA | {"gpu": "mi300x", "stack": "rocm6.1-torch2.4"}
 A100 = LLAMA | {"gpu": "a100-80gb", "stack": "cuda13.0-torch2.11"}
+NO_NUMBERS = ("many", "1.5", "true")
 COMPOSER = "training.trainer=composer"
 MPT, LAYOUTS, RING, SCORED = "mpt7b-scaling", "deepspeed-pretrain", "ring-allreduce", "mpt-chinchilla"
 
@@ -60,6 +61,23 @@ MPT, LAYOUTS, RING, SCORED = "mpt7b-scaling", "deepspeed-pretrain", "ring-allred
         (SCORED, NODE, [f"documents=./boolq.jsonl@{'0' * 64}"], "documents", "no task reads"),
         (SCORED, SMOKE, ["model=small"], "model", "small"),
         (SCORED, SMOKE, ["model=runs/step-00000120"], "model", "runs/step"),
+        (MPT, SMOKE, ["step=8"], "step", "did you mean `steps`"),
+        (MPT, SMOKE, ["optimizer.epsilo=1"], "optimizer.epsilo", "did you mean `optimizer.epsilon`"),
+        (MPT, SMOKE, ["model.x=1"], "model.x", "no such field"),
+        (MPT, SMOKE, ["model=mpt-1"], "model", "did you mean `mpt-1b`"),
+        (MPT, SMOKE, ["data=standard-libary"], "data", "did you mean `standard-library`"),
+        (MPT, SMOKE, ["steps=many"], "steps", ""),
+        (MPT, SMOKE, ["steps=0"], "steps", ""),
+        (MPT, SMOKE, ["optimizer.betas=[1]"], "optimizer.betas.0", ""),
+        (MPT, SMOKE, ["devices=0"], "devices", ""),
+        (MPT, SMOKE, ["devices="], "devices", ""),
+        (BENCH, SMOKE, ["cases=2x1"], "cases", "no such name"),
+        (BENCH, SMOKE, ["repeat=7"], "repeat", "did you mean `repeats`"),
+        (BENCH, SMOKE, ["repeats=-1"], "repeats", "greater than or equal to 0"),
+        (BENCH, SMOKE, ["options.group=1"], "options.group", "did you mean `options.groups`"),
+        *((BENCH, SMOKE, [f"options.groups={one}"], "groups", "a whole number") for one in NO_NUMBERS),
+        (BENCH, SMOKE, ["model=mpt-1b"], "model", "no such field"),
+        (BENCH, SMOKE, ["devices=2"], "devices", "one device"),
     ],
 )
 def test_a_setting_that_does_not_fit_is_refused(
