@@ -18,8 +18,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.protocol.scores import compare_scores, paired, read_samples
 from twinrun.results.scores import demand_recorded
 
-Pair = tuple[float, float]
-ROOT = Path(__file__).parents[2]
+Pair, Write = tuple[float, float], Callable[..., Path]
 # Trials of a simulation, and what chance leaves a rate of 5 % below in all but one of a million sessions.
 TRIALS, MOST_ALARMS = 400, 0.05 + 5 * math.sqrt(0.05 * 0.95 / 400)
 
@@ -95,17 +94,13 @@ def sample(task: str = "arc", document: int = 0, **values: Any) -> dict[str, Any
     return {**line, "prompt_sha256": f"{document:064x}", **values}
 
 
-Write = Callable[..., Path]
-
-
 @pytest.fixture
 def written(tmp_path: Path) -> Write:
     """Return what writes samples to a file."""
 
     def write(name: str, samples: list[dict[str, Any]]) -> Path:
-        path = tmp_path / name
-        path.write_text("".join(json.dumps(one) + "\n" for one in samples))
-        return path
+        (tmp_path / name).write_text("".join(json.dumps(one) + "\n" for one in samples))
+        return tmp_path / name
 
     return write
 
