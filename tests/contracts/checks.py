@@ -13,19 +13,19 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from tests.records import plan
 from twinrun.execution.environment import package_folders
 from twinrun.foundation.signatures import SUFFIX
-from twinrun.images.inventory import committed_inventory
-from twinrun.manifests.claims import PLACEHOLDER, Claim
+from twinrun.images.checks import applicable
+from twinrun.images.inventory import committed_inventory, differences_from_lock
+from twinrun.manifests.claims import PLACEHOLDER
+from twinrun.manifests.image_identity import COMMITTED
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.stack import LoadedStack, load_stack, pins
-from twinrun.manifests.vendor import Gpu, load_gpus, load_vendors
+from twinrun.manifests.vendor import load_gpus, load_vendors
 from twinrun.planning.configuration import differences_of_plan
-from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
 from twinrun.results.reading import read_record
-from twinrun.workloads import load_workload
-from twinrun.workloads.workload import Hardware
 
 HEADINGS = ("Purpose", "Command", "What is claimed", "Deviations", "What is missing", "Changelog")
 # The software of publications that nobody can build whole any more, with the reason.
@@ -49,17 +49,8 @@ HOST = re.compile(r"://|\b[a-z0-9-]+\.(com|dev|io|net|org)\b", re.IGNORECASE)
 
 def check_folder(root: Path, loaded: LoadedRecipe) -> None:
     """A recipe folder holds what a reader expects there, and nothing else."""
-    manifests = {"recipe.toml", "published.toml"}
-    known = manifests | {
-        "README.md",
-        "data",
-        "metrics.toml",
-        "kernels",
-        "results",
-        "tests",
-        "tools",
-        loaded.recipe.script or "recipe.toml",
-    }
+    known = {"recipe.toml", "published.toml", "metrics.toml", "README.md", loaded.recipe.script or "data"}
+    known |= {"data", "kernels", "results", "tests", "tools"}
     for path in (root / loaded.folder).glob("[!_]*"):
         assert ENTRY_NAME.fullmatch(path.name), f"{path}: letters and digits joined by one of - _ ."
         allowed = path.name in known or path.suffix in {".csv", ".py", ".svg"}
@@ -95,18 +86,20 @@ def check_stacks(root: Path, loaded: LoadedRecipe) -> None:
 
 def check_published_plan(root: Path, loaded: LoadedRecipe) -> None:
     """At paper scale the recipe is the published configuration, on as many devices as claims say."""
-    gpus, gpu = load_gpus(root), published_gpu(root, loaded)
-    plan = planned(root, loaded, scale="paper", vendor=gpu.vendor, gpu=gpu)
-    differences = differences_of_plan(loaded, plan)
+    gpus, published = load_gpus(root), loaded.published
+    named = [claim.hardware.gpu for claim in published.claim if claim.hardware]
+    gpu = next(iter([*named, *(claim.over.gpu for claim in published.between_records)]))
+    made = plan(loaded.folder, scale="paper", gpu=gpu, devices=0, project=Project(root))
+    differences = differences_of_plan(loaded, made)
     apart = {one.field for one in differences}
     assert apart == set(loaded.published.standing), f"{loaded.folder}: not as published: {differences}"
-    points = {point.id: point for point in plan.points}
+    points = {point.id: point for point in made.points}
     for claim in loaded.published.claim:
         if claim.kind != "score" and claim.configuration:
             # It is about another run.
             continue
         place = f"{loaded.folder}/published.toml: claim {claim.id}"
-        absent = set(_points(claim)) - points.keys()
+        absent = {claim.point, *(claim.between or ())} - {None, *points}
         assert not absent, f"{place}: no point {sorted(absent)} at paper scale"
         if claim.point and claim.hardware:
             cards = claim.hardware.cards * gpus[claim.hardware.gpu].devices_per_card
@@ -117,8 +110,8 @@ def check_published_plan(root: Path, loaded: LoadedRecipe) -> None:
 
 def check_smoke_plan(root: Path, loaded: LoadedRecipe) -> None:
     """At smoke scale the plan resolves for a machine without GPUs."""
-    plan = planned(root, loaded, scale="smoke", vendor=processor(root), gpu=None)
-    assert plan.points, f"{loaded.folder}: no point at smoke scale"
+    made = plan(loaded.folder, scale="smoke", gpu=None, project=Project(root))
+    assert made.points, f"{loaded.folder}: no point at smoke scale"
 
 
 def check_scripts(root: Path, loaded: LoadedRecipe) -> None:
@@ -167,6 +160,8 @@ def check_results(root: Path, loaded: LoadedRecipe) -> None:
         record = read_record(path, project)
         assert record.plan.recipe == loaded.recipe.name, f"{path}: a record of {record.plan.recipe}"
         assert record.points, f"{path}: no point was measured"
+        clean = record.record.revision.commit and not record.record.revision.changes_sha256
+        assert clean, f"{path}: commit what was changed, then run again"
 
 
 def check_written(root: Path, loaded: LoadedRecipe) -> None:
@@ -190,10 +185,10 @@ RECIPE_CHECKS: tuple[Callable[[Path, LoadedRecipe], None], ...] = (
 
 
 def check_stack_manifest(root: Path, stack: LoadedStack) -> None:
-    """A stack names a vendor that exists."""
-    path = root / stack.folder / "stack.toml"
-    vendors = load_vendors(root)
+    """A stack names a vendor that exists, and what its environment takes on the disk, to refuse in time."""
+    path, vendors = f"{stack.folder}/stack.toml", load_vendors(root)
     assert stack.stack.vendor in vendors, f"{path}: vendor {stack.stack.vendor} is none of {sorted(vendors)}"
+    assert stack.stack.environment, f"{path}: no [environment] with disk_mib and source"
 
 
 def check_lock_is_whole(root: Path, stack: LoadedStack) -> None:
@@ -260,9 +255,22 @@ def check_kernels(root: Path, stack: LoadedStack) -> None:
         assert (root / folder).is_dir(), f"{stack.folder}/stack.toml:kernels: no {folder}"
 
 
-def check_environment_size(root: Path, stack: LoadedStack) -> None:
-    """What the environment takes on the disk is said, so that an installation without room is refused."""
-    assert stack.stack.environment, f"{stack.folder}/stack.toml: no [environment] with disk_mib and source"
+def check_contents(root: Path, stack: LoadedStack) -> None:
+    """Committed contents are of the committed locks."""
+    contents, place = committed_inventory(root, stack), f"{stack.folder}/{COMMITTED}"
+    if contents:
+        assert contents.stack == stack.stack.name, place
+        assert contents.lock_sha256 == stack.lock_sha256, f"{place}: of other locks; build and copy anew"
+        assert differences_from_lock(contents, stack, root) == [], place
+
+
+def check_own_checks(root: Path, stack: LoadedStack) -> None:
+    """Every image has checks that it can run."""
+    names = [path.stem for path in applicable(root, stack)]
+    assert "imports" in names
+    assert len(names) == len(set(names))
+    torch = "torch" in stack.locked(root)
+    assert ({"matmul", "attention", "collective"} <= set(names)) == torch, names
 
 
 STACK_CHECKS: tuple[Callable[[Path, LoadedStack], None], ...] = (
@@ -272,39 +280,9 @@ STACK_CHECKS: tuple[Callable[[Path, LoadedStack], None], ...] = (
     check_image_locks,
     check_collectives,
     check_kernels,
-    check_environment_size,
+    check_contents,
+    check_own_checks,
 )
-
-
-def planned(root: Path, loaded: LoadedRecipe, *, scale: str, vendor: str, gpu: Gpu | None) -> Plan:
-    """Return the plan of a recipe for a vendor's current stack."""
-    hardware = Hardware(
-        gpu=gpu, device_memory_bytes=gpu.device_memory_bytes if gpu else None, devices=0, cores=2
-    )
-    plan, _ = resolve(
-        loaded,
-        workload=load_workload(loaded.workload),
-        scale=scale,
-        settings=(),
-        stack=load_stack(root, loaded.recipe.stacks.current[vendor]),
-        hardware=hardware,
-        engine="venv",
-        launcher="torchrun",
-        scheduler="local",
-    )
-    return plan
-
-
-def published_gpu(root: Path, loaded: LoadedRecipe) -> Gpu:
-    """Return the GPU of the first claim that names one."""
-    gpus, published = load_gpus(root), loaded.published
-    named = [claim.hardware.gpu for claim in published.claim if claim.hardware]
-    return gpus[next(iter([*named, *(claim.over.gpu for claim in published.between_records)]))]
-
-
-def processor(root: Path) -> str:
-    """Return the vendor that every machine is: the one without probes."""
-    return next(name for name, vendor in load_vendors(root).items() if not vendor.probe)
 
 
 @cache
@@ -317,10 +295,6 @@ def imported(source: str) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module.partition(".")[0])
     return frozenset(found - {"__future__"})
-
-
-def _points(claim: Claim) -> tuple[str, ...]:
-    return (*([claim.point] if claim.point else []), *(claim.between or ()))
 
 
 def _requirements(root: Path, stack: LoadedStack) -> dict[str, tuple[str, ...]]:

@@ -38,30 +38,18 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("section", WALK)
 def test_a_stranger_gets_through(clone: Path, section: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(clone / "src"), "COOKIECUTTER_CONFIG": os.devnull}
+    programs = {
+        "invoke": [sys.executable, "-m", "twinrun"],
+        "cookiecutter": [str(shutil.which("cookiecutter"))],
+    }
     for words in commands(section):
-        program = {
-            "invoke": [sys.executable, "-m", "twinrun"],
-            "cookiecutter": [str(shutil.which("cookiecutter"))],
-        }
         # Installing the lock is another test's; the interpreter of the tests has what the ranks import.
         engine = ["--engine", "host"] if words[:2] == ["invoke", "run"] and "paper" not in words else []
+        command = [*programs[words[0]], *words[1:], *engine]
         done = subprocess.run(
-            [*program[words[0]], *words[1:], *engine],
-            cwd=clone,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
+            command, cwd=clone, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"{shlex.join(words)}: {done.stdout[-1500:]}{done.stderr[-1500:]}"
-    added = subprocess.run(
-        ["git", "status", "--short", "--untracked-files=normal"],
-        cwd=clone,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    outside = [
-        line for line in added.stdout.splitlines() if not re.match(r"\?\? recipes/my-(norm|gpt)/", line)
-    ]
-    assert not outside, outside
+    status = ["git", "status", "--short", "--untracked-files=normal"]
+    added = subprocess.run(status, cwd=clone, capture_output=True, text=True, check=True).stdout
+    assert not [line for line in added.splitlines() if not re.match(r"\?\? recipes/my-(norm|gpt)/", line)]

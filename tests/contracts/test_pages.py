@@ -27,7 +27,7 @@ CODE = re.compile(r"^```(toml|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # A page bakes a recipe before it runs it.
 MADE = re.compile(r"^cookiecutter .*\bname=([\w-]+)", re.MULTILINE)
 CAPITALS = re.compile(r"(?<![A-Za-z0-9-])[A-Z][A-Z_]*[A-Z](?![A-Za-z0-9-])|\b[AB]\b|\.\.\.")
-RECORDS = [ROOT / "tests" / "data" / "records" / "mpt7b-scaling.json"] * 4
+RECORD = str(ROOT / "tests" / "data" / "records" / "mpt7b-scaling.json")
 RECIPE = "recipes/mpt7b-scaling"
 # What a word in capitals stands for where a command is planned.
 PLANNED = {
@@ -37,43 +37,12 @@ PLANNED = {
     "PATH": str(ROOT / RECIPE),
     "STACK.tar": "cpu.tar",
     "STACK": "cpu",
-    "RECORD": str(RECORDS[0]),
-    "RECORD_A": str(RECORDS[0]),
-    "RECORD_B": str(RECORDS[-1]),
+    **dict.fromkeys(("RECORD", "RECORD_A", "RECORD_B"), RECORD),
 }
 # A word in capitals that only a user's machine has: the command is looked up in its help.
-USERS = {
-    *(
-        "A",
-        "B",
-        "C",
-        "...",
-        "CLAIM",
-        "COMMAND",
-        "COMMIT",
-        "DIGEST",
-        "FILE",
-        "FOLDER",
-        "FOLDER_A",
-        "FOLDER_B",
-        "RUN",
-    ),
-    *(
-        "NAME",
-        "NODE",
-        "NUMBER",
-        "OWNER",
-        "PLACE",
-        "POINT",
-        "POOL",
-        "RUN_FOLDER",
-        "URL",
-        "KEY",
-        "VENDOR",
-        "DIR",
-        "ID",
-    ),
-}
+USERS = {"...", "A", "B", "C", "CLAIM", "COMMAND", "COMMIT", "DIGEST", "DIR", "FILE", "FOLDER", "FOLDER_A"}
+USERS |= {"FOLDER_B", "ID", "KEY", "NAME", "NODE", "NUMBER", "OWNER", "PLACE", "POINT", "POOL", "RUN"}
+USERS |= {"RUN_FOLDER", "URL", "VENDOR"}
 # Folders that another command of the page has filled.
 CARRIED = {"carried", "carried/base.tar", "./models/small"}
 # Commands that plan: a run, where this machine has no such GPU, for the example site of eight nodes of H100s.

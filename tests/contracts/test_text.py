@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.contracts.tree import host_modules, project_files, shown
+from tests.contracts.tree import ROOT, host_modules, project_files, shown
+from twinrun.planning.project import Project
 
 FORBIDDEN = {
     "an absolute path of one machine": re.compile(r"(?<![\w.$~{}-])/(?:home|root|work|Users)/[\w.]"),
@@ -67,3 +69,13 @@ def _said(pattern: re.Pattern[str], paths: Iterable[Path]) -> list[str]:
         for path, number, line in lines
         if (found := pattern.search(line))
     ]
+
+
+def test_the_statements_are_of_publications_and_name_what_is_there() -> None:
+    with (ROOT / "docs/statements.csv").open(encoding="utf-8", newline="") as file:
+        statements = list(csv.DictReader(file))
+    keys = {loaded.recipe.publication.key for loaded in Project(ROOT).recipes().values()}
+    assert {one["publication"] for one in statements} <= keys
+    named = re.findall(r"`((?:images|recipes|tests)/[^`]+)`", "".join(one["held by"] for one in statements))
+    assert named
+    assert not [name for name in named if not any(ROOT.glob(name))]

@@ -9,19 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "twinrun"
-STACK_PACKAGES = {
-    *(
-        "composer",
-        "datasets",
-        "deepspeed",
-        "lm_eval",
-        "streaming",
-        "torch",
-        "torchvision",
-        "transformers",
-        "triton",
-    )
-}
+STACK_PACKAGES = {"composer", "datasets", "deepspeed", "lm_eval", "streaming", "torch", "torchvision"}
+STACK_PACKAGES |= {"transformers", "triton"}
 
 
 def host_modules() -> dict[str, Path]:
