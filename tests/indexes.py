@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import hashlib
 import io
 import os
 import tarfile
-import zipfile
 from collections.abc import Iterator, Mapping
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+from tests import tiny_stack
 from tests.registries import serve
 
 MANIFEST = (
@@ -31,42 +31,18 @@ class Quiet(SimpleHTTPRequestHandler):
         """Say nothing."""
 
 
-def wheel(
-    index: Path,
-    name: str,
-    version: str,
-    *requires: str,
-    tag: str = "py3-none-any",
-    files: dict[str, str] | None = None,
-) -> None:
+def wheel(index: Path, name: str, version: str, *requires: str, **options: Any) -> None:
     """Write a wheel by hand and list it on its page of the index."""
-    file = f"{name.replace('-', '_')}-{version}-{tag}.whl"
-    information = f"{name.replace('-', '_')}-{version}.dist-info"
-    metadata = [
-        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}",
-        *(f"Requires-Dist: {it}" for it in requires),
-    ]
-    content = {
-        **(files or {f"{name.replace('-', '_')}.py": ""}),
-        f"{information}/METADATA": "\n".join([*metadata, ""]),
-        f"{information}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
-    }
     folder = index / name
     folder.mkdir(parents=True, exist_ok=True)
-    rows = []
-    with zipfile.ZipFile(folder / file, "w") as archive:
-        for path, text in content.items():
-            archive.writestr(path, text)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-            rows.append(f"{path},sha256={digest},{len(text)}")
-        archive.writestr(f"{information}/RECORD", "\n".join([*rows, f"{information}/RECORD,,", ""]))
-    links = [
+    file = f"{name.replace('-', '_')}-{version}-{options.get('tag', 'py3-none-any')}.whl"
+    (folder / file).write_bytes(tiny_stack.wheel(name, version, *requires, **options))
+    links = "".join(
         f'<a href="{quote(path.name)}#sha256={digest_of(path)}">{path.name}</a>'
         for path in folder.glob("*.whl")
-    ]
-    (folder / "index.html").write_text(
-        f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>", encoding="utf-8"
     )
+    page = f"<!DOCTYPE html><html><body>{links}</body></html>"
+    (folder / "index.html").write_text(page, encoding="utf-8")
 
 
 def digest_of(path: Path) -> str:
@@ -97,16 +73,11 @@ def serving_folder(folder: Path) -> Iterator[str]:
 
 def _only_here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Keep uv from the user's own indexes, proxies, files and cache."""
-    for name in [
-        key for key in os.environ if key.startswith(("UV_", "PIP_")) or key.lower().endswith("_proxy")
-    ]:
-        monkeypatch.delenv(name)
-    for name, value in (
-        ("UV_NO_CONFIG", "1"),
-        ("UV_CACHE_DIR", str(folder / "cache")),
-        ("UV_HTTP_RETRIES", "0"),
-    ):
-        monkeypatch.setenv(name, value)
+    for name in list(os.environ):
+        if name.startswith(("UV_", "PIP_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    for name, value in (("NO_CONFIG", "1"), ("CACHE_DIR", str(folder / "cache")), ("HTTP_RETRIES", "0")):
+        monkeypatch.setenv(f"UV_{name}", value)
 
 
 def small_stack(root: Path) -> Path:

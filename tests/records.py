@@ -309,23 +309,13 @@ def _name(gpu: Gpu | None) -> str:
 
 def machine(vendor: str, gpu: Gpu | None = None, *, devices: int = 0) -> Machine:
     """Return a host with devices of a GPU."""
-    made = (
-        Device(
-            index=number,
-            name=gpu.name,
-            gpu=gpu.id,
-            arch=gpu.arch,
-            memory_bytes=gpu.device_memory_bytes,
-            unique_id=f"GPU-{number}",
-            driver="1.2.3",
-        )
-        for number in range(devices if gpu else 0)
-        if gpu
-    )
+    one: dict[str, Any] = {"driver": "1.2.3"}
+    if gpu:
+        one |= {"name": gpu.name, "gpu": gpu.id, "arch": gpu.arch, "memory_bytes": gpu.device_memory_bytes}
     return Machine(
         vendor=vendor,
-        devices=tuple(made),
-        driver="1.2.3",
+        devices=tuple(Device(index=at, unique_id=f"GPU-{at}", **one) for at in range(devices)),
+        driver="1.2.3" if devices else None,
         host="node-0",
         cpu=PROCESSOR,
         cpu_count=8,

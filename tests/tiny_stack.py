@@ -51,13 +51,21 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def wheel(name: str, version: str, *, files: Mapping[str, str] | None = None) -> bytes:
+def wheel(
+    name: str,
+    version: str,
+    *requires: str,
+    tag: str = "py3-none-any",
+    files: Mapping[str, str] | None = None,
+) -> bytes:
     """Return a wheel; the same arguments give the same bytes."""
-    info = f"{name}-{version}.dist-info"
+    module = name.replace("-", "_")
+    info = f"{module}-{version}.dist-info"
+    needed = "".join(f"Requires-Dist: {one}\n" for one in requires)
     content = {
-        **(files or {f"{name}.py": f"VERSION = {version!r}\n"}),
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        **(files or {f"{module}.py": f"VERSION = {version!r}\n"}),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
     }
     content[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in (*content, f"{info}/RECORD"))
     stream = io.BytesIO()

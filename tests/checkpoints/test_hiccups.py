@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints.hiccups import CALLS, ERRORS, failing
-from tests.checkpoints.writing import VALUES, write
+from tests.checkpoints.writing import VALUES, place_of, write
 from tests.trials import HICCUPS
 from twinrun.checkpoints.conversion import TensorReader
 from twinrun.checkpoints.folder import FolderStore, UnreachableError
@@ -67,20 +67,14 @@ def trial(whole: Path, place: Path, draw: random.Random) -> str:
     return end
 
 
-def trials(folder: Path, count: int, seed: int) -> None:
-    store, draw = FolderStore(folder / "whole"), random.Random(seed)
-    token = store.claim("run")
-    for step in (2, 4):
-        write(store, step=step, token=token)
-    ends = [trial(folder / "whole", folder / "place", draw) for _ in range(count)]
+@pytest.mark.parametrize(
+    ("count", "seed"),
+    [(HICCUPS.change, 27), pytest.param(HICCUPS.nightly, 28, marks=pytest.mark.trials)],
+    ids=["day", "night"],
+)
+def test_no_hiccup_is_damage(tmp_path: Path, count: int, seed: int) -> None:
+    place_of(tmp_path / "whole", steps=(2, 4))
+    draw = random.Random(seed)
+    ends = [trial(tmp_path / "whole", tmp_path / "place", draw) for _ in range(count)]
     stopped = "no checkpoint was changed; mend it, or free some space; then --resume goes on"
     assert set(ends) == {"done", f"exit 5, {stopped}"}
-
-
-def test_no_hiccup_is_damage(tmp_path: Path) -> None:
-    trials(tmp_path, HICCUPS.change, HICCUPS.seed or 0)
-
-
-@pytest.mark.trials
-def test_no_hiccup_is_ever_damage(tmp_path: Path) -> None:
-    trials(tmp_path, HICCUPS.nightly, (HICCUPS.seed or 0) + 1)

@@ -19,7 +19,7 @@ from twinrun.checkpoints.safetensors import Entry
 from twinrun.checkpoints.verification import read_manifest
 from twinrun.foundation.errors import RunError
 
-TENSORS, ROWS = 5, 64
+NAMES, ROWS = [f"model.{number}" for number in range(5)], 64
 SIZES = (4, 16)
 
 
@@ -43,9 +43,9 @@ def save(place: Path, ranks: int) -> CheckpointManifest:
     token, rows = target.claim("run"), ROWS // ranks
     target.begin(1, token, needed=0)
     for rank in range(ranks):
+        first = rank * rows
         pieces = [
-            Piece(name, (rank * rows,), Entry(name=f"{name}@{rank * rows}", dtype="U8", shape=(rows,)))
-            for name in (f"model.{number}" for number in range(TENSORS))
+            Piece(name, (first,), Entry(name=f"{name}@{first}", dtype="U8", shape=(rows,))) for name in NAMES
         ]
 
         def put(sink: Sink, data: bytes = bytes([rank]) * rows, pieces: list[Piece] = pieces) -> list[str]:
@@ -55,10 +55,7 @@ def save(place: Path, ranks: int) -> CheckpointManifest:
 
         name = f"rank-{rank:05d}"
         written.append(write_part(target, pieces, put, step=1, token=token, name=name))
-    tensors = {
-        f"model.{number}": StoredTensor(dtype="U8", shape=(ROWS,), holders=((0, ranks - 1),))
-        for number in range(TENSORS)
-    }
+    tensors = dict.fromkeys(NAMES, StoredTensor(dtype="U8", shape=(ROWS,), holders=((0, ranks - 1),)))
     about: dict[str, Any] = {"samples": 0, "identity": {}, "layout": {}}
     manifest = CheckpointManifest(
         format=FORMAT, step=1, token=token, parts=tuple(written), tensors=tensors, **about
@@ -67,36 +64,22 @@ def save(place: Path, ranks: int) -> CheckpointManifest:
     return manifest
 
 
-def needs(rank: int, world_size: int) -> dict[str, list[Box]]:
-    rows = ROWS // world_size
-    return {f"model.{number}": [Box.at((rank * rows,), (rows,))] for number in range(TENSORS)}
-
-
 @pytest.mark.parametrize("ranks", SIZES)
-def test_a_rank_reads_its_own_part_alone(tmp_path: Path, ranks: int) -> None:
-    save(tmp_path, ranks)
-    for rank in range(ranks):
-        place = CountingStore(tmp_path)
-        manifest = read_manifest(place, 1)
-        found = parts_for(place, manifest, needs(rank, ranks), rank=rank, world_size=ranks)
-        assert (list(found), place.opened) == ([rank], {"json": 2})
-
-
-@pytest.mark.parametrize("ranks", SIZES)
-@pytest.mark.parametrize(("times", "most"), [(0.5, 4), (2, 2)])
-def test_another_number_of_ranks_reads_the_neighbours_alone(
-    tmp_path: Path, ranks: int, times: float, most: int
+@pytest.mark.parametrize(("times", "chunks", "most"), [(1, 1, 2), (0.5, 2, 5), (2, 1, 3)])
+def test_a_rank_reads_its_own_part_or_the_neighbours_alone(
+    tmp_path: Path, ranks: int, times: float, chunks: int, most: int
 ) -> None:
     save(tmp_path, ranks)
     size = int(ranks * times)
+    rows = ROWS // size
     for rank in range(size):
         place = CountingStore(tmp_path)
-        manifest = read_manifest(place, 1)
-        found = parts_for(place, manifest, needs(rank, size), rank=rank, world_size=size)
-        assert sum(len(chunks) for one in found.values() for chunks in one.tensors.values()) == TENSORS * (
-            2 if times < 1 else 1
-        )
-        assert place.opened["json"] <= most + 1
+        needed = {name: [Box.at((rank * rows,), (rows,))] for name in NAMES}
+        found = parts_for(place, read_manifest(place, 1), needed, rank=rank, world_size=size)
+        read = [len(one) for part in found.values() for one in part.tensors.values()]
+        assert sum(read) == len(NAMES) * chunks
+        assert place.opened["json"] <= most
+        assert times != 1 or list(found) == [rank]
 
 
 @pytest.mark.parametrize("which", ["the index of this checkpoint", "the description of a part"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 from twinrun.checkpoints.folder import FolderStore, Sink
 from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredTensor
@@ -45,3 +46,12 @@ def write(
     )
     store.commit(step, token, manifest.text())
     return manifest
+
+
+def place_of(folder: Path, *, seed: str = "17", steps: tuple[int, ...] = (2, 4, 6)) -> FolderStore:
+    """Return a place with checkpoints of some steps."""
+    store = FolderStore(folder)
+    token = store.claim("run")
+    for step in steps:
+        write(store, step=step, token=token, identity={"seed": seed})
+    return store

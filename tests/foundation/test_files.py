@@ -14,11 +14,7 @@ from pathlib import Path
 import pytest
 
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.foundation.files import (
-    sha256_of_file,
-    write_atomically,
-    write_together,
-)
+from twinrun.foundation.files import sha256_of_file, write_atomically, write_together
 
 TOO_MUCH = "x" * 500_000
 
@@ -36,35 +32,27 @@ def small_files(limit: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def assert_untouched(path: Path, message: str) -> None:
-    assert path.read_text(encoding="utf-8") == "old"
-    assert [item.name for item in path.parent.iterdir()] == [path.name]
-    assert str(path) in message
-    assert "free some space; not written: record.json; all other files are kept as they were" in message
-
-
-def test_the_text_is_written_and_nothing_else(tmp_path: Path) -> None:
+def test_the_text_is_written_and_an_open_reader_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "record.json"
-    write_atomically(path, "größer\n")
+    write_atomically(path, "old")
+    with path.open(encoding="utf-8") as reader:
+        write_atomically(path, "größer\n")
+        assert reader.read() == "old"
     assert path.read_bytes() == "größer\n".encode()
     assert [item.name for item in path.parent.iterdir()] == ["record.json"]
 
 
-def test_an_open_reader_keeps_the_old_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [TOO_MUCH, "\udcff"], ids=["cut short", "cannot be encoded"])
+def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "record.json"
     write_atomically(path, "old")
-    with path.open(encoding="utf-8") as reader:
-        write_atomically(path, "new")
-        assert reader.read() == "old"
-    assert path.read_text(encoding="utf-8") == "new"
-
-
-def test_a_write_cut_short_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "record.json"
-    write_atomically(path, "old")
-    with small_files(4096), pytest.raises(MachineError, match="File too large") as caught:
-        write_atomically(path, TOO_MUCH)
-    assert_untouched(path, str(caught.value))
+    with small_files(4096), pytest.raises((MachineError, UnicodeEncodeError)) as caught:
+        write_atomically(path, text)
+    if text == TOO_MUCH:
+        assert "File too large" in str(caught.value)
+        assert "not written: record.json; all other files are kept as they were" in str(caught.value)
+    assert path.read_text(encoding="utf-8") == "old"
+    assert [item.name for item in tmp_path.iterdir()] == ["record.json"]
 
 
 def test_files_that_belong_together_are_written_all_or_none(tmp_path: Path) -> None:
@@ -109,15 +97,6 @@ def test_a_file_larger_than_one_read_is_digested_whole(tmp_path: Path) -> None:
     content = bytes(range(256)) * 8200
     (tmp_path / "large").write_bytes(content)
     assert sha256_of_file(tmp_path / "large") == hashlib.sha256(content).hexdigest()
-
-
-def test_text_that_cannot_be_encoded_leaves_no_part(tmp_path: Path) -> None:
-    path = tmp_path / "record.json"
-    write_atomically(path, "old")
-    with pytest.raises((MachineError, UnicodeEncodeError)):
-        write_atomically(path, "\udcff")
-    assert path.read_text(encoding="utf-8") == "old"
-    assert [item.name for item in tmp_path.iterdir()] == ["record.json"]
 
 
 @pytest.mark.parametrize("text", ["'[' * 100_000", "b'{\"a\":' * 100_000"])

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from filelock import Timeout
@@ -14,24 +15,18 @@ from twinrun.foundation.cache import locked
 from twinrun.foundation.errors import InputError, MachineError
 
 
-@pytest.fixture(params=[errno.ENOLCK, errno.EOPNOTSUPP])
-def lockless(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let the kernel answer as such file systems do, and return its words."""
-
-    def refuse(*_: object) -> None:
-        raise OSError(request.param, os.strerror(request.param))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    return os.strerror(request.param)
-
-
-def test_a_file_system_without_locks_is_named(tmp_path: Path, lockless: str) -> None:
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    # As such file systems let the kernel answer.
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
     with (
         pytest.raises(MachineError, match="the file system has no locks") as caught,
         locked(tmp_path / "lock"),
     ):
         pytest.fail("held")
-    assert (caught.value.place, caught.value.found) == (str(tmp_path), lockless)
+    assert (caught.value.place, caught.value.found) == (str(tmp_path), os.strerror(number))
     assert "TWINRUN_CACHE" in str(caught.value.hint)
 
 

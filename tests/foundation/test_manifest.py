@@ -4,24 +4,20 @@ import contextlib
 import os
 import random
 import shutil
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-from hypothesis import HealthCheck, given, note, settings
-from hypothesis import strategies as st
 from pydantic import Field
 
+from tests.checkouts import ROOT, checkout
 from twinrun.foundation.errors import InputError, TwinrunError
 from twinrun.foundation.manifest import MAX_MANIFEST_BYTES, Frozen, load_json, load_toml, read_toml
 from twinrun.manifests.stack import load_stack
 from twinrun.manifests.vendor import load_gpus, load_vendors
 from twinrun.planning.project import Project
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Inner(Frozen):
@@ -63,7 +59,6 @@ def test_a_good_file_is_read(file: Path) -> None:
     ("text", "key", "allowed"),
     [
         ("nome = 1", "nome", ["count", "inner", "name", "row", "share", "table"]),
-        ("inner = { kinds = 1 }", "inner.kinds", ["kind", "sizes"]),
         ("[table.one]\nsize = 1", "table.one.size", ["kind", "sizes"]),
         ("[[row]]\n[[row]]\nkinf = 1", "row.1.kinf", ["kind", "sizes"]),
     ],
@@ -84,8 +79,6 @@ def test_an_unknown_key_is_told_with_those_allowed_and_the_nearest(
         ("count = '1'", "count", "'1'"),
         ("count = 1.5", "count", "1.5"),
         ("count = true", "count", "True"),
-        ("count = 0", "count", "0"),
-        ("share = 'much'", "share", "'much'"),
         ("share = inf", "share", "inf"),
         ("inner = { kind = 'c' }", "inner.kind", "'c'"),
         ("inner = { sizes = [1, 'x'] }", "inner.sizes.1", "'x'"),
@@ -95,11 +88,6 @@ def test_an_unknown_key_is_told_with_those_allowed_and_the_nearest(
 def test_a_wrong_value_is_told_with_its_key(file: Path, text: str, key: str, found: str) -> None:
     error = refused(file, f'name = "x"\n{text}\n')
     assert (error.place, error.found) == (f"{file}:{key}", found)
-
-
-def test_a_missing_key_is_named(file: Path) -> None:
-    error = refused(file, "count = 2\n")
-    assert (error.place, error.message) == (f"{file}:name", "this key is required")
 
 
 @pytest.mark.parametrize(
@@ -121,9 +109,11 @@ def test_broken_toml_and_a_key_given_twice_are_told_with_file_and_line(
     assert error.message.startswith("broken TOML: ")
 
 
-def test_what_is_no_manifest_is_not_parsed(file: Path) -> None:
+def test_what_is_no_manifest_is_refused(file: Path) -> None:
     error = refused(file, b'name = "caf\xe9"\n')
     assert error.message == "not UTF-8: invalid continuation byte at byte 11"
+    error = refused(file, "count = 2\n")
+    assert (error.place, error.message) == (f"{file}:name", "this key is required")
     error = refused(file, b"[" * (MAX_MANIFEST_BYTES + 1))
     assert error.found == f"{MAX_MANIFEST_BYTES + 1} bytes, at most {MAX_MANIFEST_BYTES}"
     file.unlink()
@@ -131,6 +121,9 @@ def test_what_is_no_manifest_is_not_parsed(file: Path) -> None:
     with pytest.raises(InputError, match="no manifest") as caught:
         load_toml(file, Manifest)
     assert caught.value.found == "a pipe"
+    for path in (file.parent / "absent.toml", file.parent):
+        with pytest.raises(InputError, match=str(path)):
+            load_toml(path, Manifest)
 
 
 @pytest.mark.parametrize(
@@ -148,30 +141,25 @@ def test_json_that_two_readers_could_understand_in_two_ways_is_refused(
         load_json(tmp_path / "item.json", Manifest)
 
 
-DEEP = ("inner = " + "[" * 50_000, "inner = " + "[" * 400 + "]" * 400, "[" + "a." * 3000 + "a]\n")
-
-
-@pytest.mark.parametrize("text", [*DEEP, "inner = " + "{a=" * 5000 + "}" * 5000, f"count = {'9' * 5000}"])
-def test_what_no_parser_can_hold_is_an_error_in_the_file(file: Path, text: str) -> None:
-    assert str(refused(file, text).place).startswith(str(file))
-
-
+DEEP = (
+    "inner = " + "[" * 50_000,
+    "inner = " + "[" * 400 + "]" * 400,
+    "[" + "a." * 3000 + "a]\n",
+    "inner = " + "{a=" * 5000 + "}" * 5000,
+    f"count = {'9' * 5000}",
+)
 NO_JSON = ("", "{", "[" * 100_000, '{"name": ' + "9" * 5000 + "}", '{"name": "x", "nome": 1}')
 
 
-@pytest.mark.parametrize("text", NO_JSON)
-def test_broken_json_is_an_error_in_the_file(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "record.json"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=r"record\.json"):
-        load_json(path, Manifest)
-
-
-def test_a_missing_file_and_a_folder_are_told(tmp_path: Path) -> None:
-    for path in (tmp_path / "absent.toml", tmp_path):
-        with pytest.raises(InputError) as caught:
-            load_toml(path, Manifest)
-        assert caught.value.place == str(path)
+@pytest.mark.parametrize(
+    ("read", "text"), [*((load_toml, one) for one in DEEP), *((load_json, one) for one in NO_JSON)]
+)
+def test_what_no_parser_can_hold_is_an_error_in_the_file(
+    file: Path, read: Callable[..., Manifest], text: str
+) -> None:
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=f"{file}"):
+        read(file, Manifest)
 
 
 # Files that are mutated, and what reads them.
@@ -201,22 +189,12 @@ SYNTAX = tuple(one.encode("latin-1") for one in (*'\n"[]{}=.#\\\0\xff-', "'''", 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a root with the manifests of this one, to be broken."""
-    root = tmp_path_factory.mktemp("root")
-    shutil.copytree(
-        ROOT / "recipes" / RECIPE, root / "recipes" / RECIPE, ignore=shutil.ignore_patterns("results")
-    )
+    root = checkout(tmp_path_factory.mktemp("root"), RECIPE)
+    (root / "images").unlink()
     for folder in (f"stacks/{CPU}", "vendors"):
         shutil.copytree(ROOT / "images" / folder, root / "images" / folder)
     shutil.copy(ROOT / "images" / "gpus.toml", root / "images")
-    shutil.copy(ROOT / "recipes" / "metrics.toml", root / "recipes")
     return root
-
-
-@pytest.fixture
-def broken(tree: Path, name: str) -> Iterator[Path]:
-    """Yield the root whose manifest `name` is broken."""
-    yield tree
-    shutil.copy(ROOT / name, tree / name)
 
 
 def mutated(content: bytes, choice: random.Random) -> bytes:
@@ -236,21 +214,16 @@ def mutated(content: bytes, choice: random.Random) -> bytes:
     return content
 
 
-# 2,500 files.
-@settings(max_examples=125, deadline=None, suppress_health_check=list(HealthCheck))
+# An expression that Python will read otherwise one day is still an expression.
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("name", READERS)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_a_mutated_manifest_is_read_or_refused(broken: Path, name: str, seed: int) -> None:
-    # One number for four files: drawing each choice took Hypothesis longer than reading a file.
-    choice = random.Random(seed)
-    for _ in range(4):
-        content = mutated((ROOT / name).read_bytes(), choice)
-        note(repr(content))
-        (broken / name).write_bytes(content)
-        # An expression that Python will read otherwise one day is still an expression.
-        with warnings.catch_warnings(), contextlib.suppress(TwinrunError):
-            warnings.simplefilter("ignore", FutureWarning)
-            READERS[name](broken)
+def test_a_mutated_manifest_is_read_or_refused(tree: Path, name: str) -> None:
+    whole = (ROOT / name).read_bytes()
+    for seed in range(500):
+        (tree / name).write_bytes(mutated(whole, random.Random(seed)))
+        with contextlib.suppress(TwinrunError):
+            READERS[name](tree)
+    (tree / name).write_bytes(whole)
 
 
 @pytest.mark.parametrize(

@@ -81,12 +81,12 @@ class SlowLibrary:
     root: Path
     variables: Mapping[str, str]
 
-    def lock(self, name: str, *requirements: str) -> Path:
-        """Return a lock of these packages beside torch, made by the code of `invoke lock`."""
+    def lock(self, name: str, version: int) -> Path:
+        """Return a lock of a version of the library beside torch, made by the code of `invoke lock`."""
         folder = self.root / "locks" / name
         folder.mkdir(parents=True)
         source = folder / "requirements.in"
-        source.write_text("\n".join(["torch==1.0", *requirements, ""]), encoding="utf-8")
+        source.write_text(f"torch==1.0\nslowlib=={version}.0\n", encoding="utf-8")
         text = resolve_python(source, load_manifest(self.root, STACK))
         lock = folder / "requirements.lock"
         lock.write_text(text, encoding="utf-8")
@@ -99,14 +99,8 @@ class SlowLibrary:
 
     def start(self, arguments: Sequence[str]) -> subprocess.Popen[str]:
         """Start a command of the checkout."""
-        return subprocess.Popen(
-            arguments,
-            cwd=self.root,
-            env={**self.variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipes: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen(arguments, cwd=self.root, env={**self.variables}, text=True, **pipes)
 
     def bisect(
         self, good: Path, bad: Path, *options: str, ran: Sequence[str] = _RECIPE

@@ -49,11 +49,6 @@ def test_a_change_is_more_than_the_noise_and_names_what_differs(record: Judged) 
     assert "library torch 2.1 -> 2.2" in found.changes[0].differs
 
 
-def test_without_repeats_nothing_is_marked(record: Judged) -> None:
-    (found,) = series_of(Project(ROOT), runs(record, [(1.0,), (0.5,)]), metric=METRIC)
-    assert (found.noise, found.changes) == (None, ())
-
-
 def drawn(seed: int, means: Sequence[float], *, repeats: int) -> tuple[list[list[float]], float | None]:
     """Return runs of stacks that differ by 0.5 % among each other, and their noise of 0.3 % a run."""
     chance = random.Random(seed)
@@ -88,6 +83,8 @@ def test_records_make_a_page(record: Judged, tmp_path: Path) -> None:
     project = Project(ROOT)
     assert read_history(project, "cluster-acceptance", runs=ROOT / "no-runs")
     found = series_of(project, runs(record, [(1.0,), (0.5,)]), metric=METRIC)
+    # Without repeats nothing is marked.
+    assert [(one.noise, one.changes) for one in found] == [(None, ())]
     page = write_history_page(tmp_path / "page.html", RECIPE, found)
     assert page.read_text(encoding="utf-8").count("<svg") == sum(len(one.points) > 1 for one in found)
     with pytest.raises(InputError, match="no record has such a figure"):

@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.machine.played import look_below
 from twinrun.manifests.stack import stamp
 
 ROOT = Path(__file__).parents[2]
+STACK = """\
+name = "plain"
+vendor = "cpu"
+title = "plain"
+python = ">=3.11"
+image = "twinrun/plain"
+"""
 
 
 @pytest.fixture
@@ -18,20 +26,10 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with one stack, on a machine without GPUs whose files are looked for in `tmp_path`."""
     shutil.copytree(ROOT / "images" / "vendors", tmp_path / "images" / "vendors")
     shutil.copy(ROOT / "images" / "gpus.toml", tmp_path / "images")
-    for manifest in (tmp_path / "images" / "vendors").glob("*/vendor.toml"):
-        text = manifest.read_text(encoding="utf-8").replace('"/sys/', f'"{tmp_path}/sys/')
-        text = text.replace('"/dev/', f'"{tmp_path}/dev/').replace("timeout_s = 30", "timeout_s = 0.3")
-        manifest.write_text(text, encoding="utf-8")
+    look_below(tmp_path, tmp_path)
     stack = tmp_path / "images" / "stacks" / "plain"
     stack.mkdir(parents=True)
-    lines = (
-        'name = "plain"',
-        'vendor = "cpu"',
-        'title = "plain"',
-        'python = ">=3.11"',
-        'image = "twinrun/plain"',
-    )
-    (stack / "stack.toml").write_text("\n".join(lines), encoding="utf-8")
+    (stack / "stack.toml").write_text(STACK, encoding="utf-8")
     (stack / "requirements.in").write_text("rich\n", encoding="utf-8")
     lock = stamp(stack / "requirements.in") + "\n"
     (stack / "requirements.lock").write_text(lock, encoding="utf-8")

@@ -82,3 +82,11 @@ def write_kernel_files(root: Path, model: str, driver: str = "6.12.12") -> None:
             (folder / part).write_text("".join(f"{key} {value}\n" for key, value in lines.items()))
     (root / "sys/module/amdgpu").mkdir(parents=True, exist_ok=True)
     (root / "sys/module/amdgpu/version").write_text(f"{driver}\n")
+
+
+def look_below(folder: Path, project: Path) -> None:
+    """Let a project look for the kernel's files and devices below a folder, and wait little for a driver."""
+    for manifest in (project / "images" / "vendors").glob("*/vendor.toml"):
+        text = manifest.read_text(encoding="utf-8").replace('"/sys/', f'"{folder}/sys/')
+        text = text.replace('"/dev/', f'"{folder}/dev/').replace("timeout_s = 30", "timeout_s = 0.3")
+        manifest.write_text(text, encoding="utf-8")

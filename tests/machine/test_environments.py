@@ -8,15 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.machine.test_doctor import named
 from twinrun.foundation.cache import COMPLETE, environment_folder
-from twinrun.machine.checks import HostCheck
-from twinrun.machine.doctor import Diagnosis, diagnose
+from twinrun.machine.doctor import diagnose
 from twinrun.manifests.stack import load_stack, stamp
-
-
-def named(diagnosis: Diagnosis, name: str) -> HostCheck:
-    (check,) = (check for check in diagnosis.checks if check.name == name)
-    return check
 
 
 @pytest.fixture
@@ -80,8 +75,6 @@ def test_broken_environment_is_named(
     assert check.found == found
     assert named(diagnosis, "environments").found == "0 of 1 made"
     # An engine makes an unfinished environment again by itself; it trusts one that is marked as complete.
-    if damage is remove_marker:
-        assert (check.status, diagnosis.exit_code) == ("warn", 0)
-    else:
-        assert (check.status, diagnosis.exit_code) == ("fail", 3)
-        assert f"`rm -r {environment}`" in str(check.hint)
+    expected = ("warn", 0) if damage is remove_marker else ("fail", 3)
+    assert (check.status, diagnosis.exit_code) == expected
+    assert damage is remove_marker or f"`rm -r {environment}`" in str(check.hint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,11 +44,8 @@ class Block(nn.Module):
     def __init__(self, dropout: float) -> None:
         super().__init__()
         self.norm_1, self.attention, self.norm_2 = nn.LayerNorm(WIDTH), Attention(), nn.LayerNorm(WIDTH)
-        self.fc1, self.fc2, self.drop = (
-            nn.Linear(WIDTH, 4 * WIDTH),
-            nn.Linear(4 * WIDTH, WIDTH),
-            nn.Dropout(dropout),
-        )
+        self.fc1, self.fc2 = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm_1(x))
@@ -77,8 +74,10 @@ class PlantedFault(NamedTuple):
     name: str
     layer: str
     """Name of the layer; the first that a fault can show at."""
-    at: Callable[[Model, int], None] | None = None
-    """Called before a step, which is counted from 1."""
+    values: Mapping[str, float] = {}
+    """Attributes of modules from the faulty step on, by their names."""
+    element: tuple[str, float] | None = None
+    """Parameter, one element of which is more by a number."""
     skipped: int | None = None
     gradient: str = ""
     """Parameter that keeps no gradient in the faulty step."""
@@ -86,38 +85,27 @@ class PlantedFault(NamedTuple):
     """Of dropout, from the faulty step on."""
     dropout: float = 0.0
 
-
-def once(change: Callable[[Model], None]) -> Callable[[Model, int], None]:
-    def at(model: Model, step: int) -> None:
-        if step == FAULTY:
+    def plant(self, model: Model) -> None:
+        for name, value in self.values.items():
+            module, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(module), attribute, value)
+        if self.element:
             with torch.no_grad():
-                change(model)
-
-    return at
+                model.get_parameter(self.element[0]).view(-1)[5] += self.element[1]
 
 
 def _element(name: str, by: float) -> PlantedFault:
-    def change(model: Model) -> None:
-        model.get_parameter(name).view(-1)[5] += by
-
-    return PlantedFault(f"one element of {name} + {by:g}", name.rpartition(".")[0], at=once(change))
-
-
-def _setting(what: str, layer: str, module: str, **values: object) -> PlantedFault:
-    def change(model: Model) -> None:
-        for name, value in values.items():
-            setattr(model.get_submodule(module), name, value)
-
-    return PlantedFault(what, layer, at=once(change))
+    return PlantedFault(f"one element of {name} + {by:g}", name.rpartition(".")[0], element=(name, by))
 
 
 def _epsilon(name: str) -> PlantedFault:
-    return _setting(f"epsilon of {name}", name, name, eps=1e-4)
+    return PlantedFault(f"epsilon of {name}", name, {f"{name}.eps": 1e-4})
 
 
-def _attention(block: int, what: str, **values: object) -> PlantedFault:
+def _attention(block: int, what: str, **values: float) -> PlantedFault:
     place = f"blocks.{block}.attention"
-    return _setting(f"{what} of block {block}", f"{place}.wo", place, **values)
+    named = {f"{place}.{name}": value for name, value in values.items()}
+    return PlantedFault(f"{what} of block {block}", f"{place}.wo", named)
 
 
 def _no_gradient(name: str) -> PlantedFault:
@@ -163,8 +151,8 @@ def trained(
         tokens = torch.randint(0, TOKENS, (BATCH, SEQUENCE), generator=data).cumsum(1) % TOKENS
         changed = fault is not None and step >= FAULTY
         torch.manual_seed(step + (7919 * fault.seed if fault and changed else 0))
-        if fault and fault.at:
-            fault.at(model, step)
+        if fault and step == FAULTY:
+            fault.plant(model)
         with tracer.step():
             for number, part in enumerate(tokens.split(MICRO)):
                 if fault and step == FAULTY and fault.skipped == number:

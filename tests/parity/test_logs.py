@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from twinrun.foundation.errors import InputError
-from twinrun.parity.logs import LineFormat, LoggedCurve, formats
+from twinrun.parity.logs import LineFormat, formats
 from twinrun.parity.readers import log_entries, read_log
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -85,22 +85,6 @@ def test_lines_and_keys_that_are_asked_for_are_taken(
     assert read_log(written(tmp_path, text), **asked).values == values
 
 
-@pytest.mark.parametrize(
-    ("text", "asked", "message"),
-    [
-        ("step 1 loss 3.0\n", {"series": "nope"}, "no line says what --series nope asks for"),
-        ('{"step": 1, "loss": 3.0}\n', {"series": "nope"}, "no such series"),
-        ("step 1 loss 3.0\n", {"pattern": "("}, "no regular expression of a loss: missing"),
-        ("step 1 loss 3.0\n", {"pattern": "loss"}, "no regular expression of a loss: no group `loss`"),
-    ],
-)
-def test_a_series_is_obeyed_or_refused(
-    tmp_path: Path, text: str, asked: dict[str, str], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        read_log(written(tmp_path, text), **asked)
-
-
 def test_an_address_is_read(tmp_path: Path) -> None:
     written(tmp_path, "step 1 loss 3.0\nstep 2 loss 2.5\n")
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
@@ -117,6 +101,7 @@ def test_an_address_is_read(tmp_path: Path) -> None:
 def test_the_state_of_a_trainer_has_its_losses_without_those_of_evaluations() -> None:
     found = read_log(SAMPLES / "trainer_state.json")
     assert (found.series, found.steps, found.unit) == ("loss", tuple(range(1, 13)), 1e-4)
+    assert found.resolution == pytest.approx(1e-4 / min(found.values))
 
 
 @pytest.mark.parametrize(
@@ -152,23 +137,36 @@ def test_what_a_log_has_is_taken_and_said(
     assert said in found.in_words()
 
 
+ONE_LOSS = "step 1 loss 3.0\n"
+
+
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "message", "asked"),
     [
-        ("", "no step with a loss in it"),
-        ("epoch 1 accuracy 0.5\n", "no step with a loss in it"),
-        ("step,accuracy\n1,0.5\n", "no step with a loss"),
-        ("step,loss\n1,3,0\n", "more fields than the header"),
-        ('{"step": 1, "accuracy": 0.5}\n', "--series NAME takes another loss"),
-        ('{"samples": 1, "loss": 3.0}\n', "the step is called one of step, _step"),
-        ('{"point": "a", "step": 1, "loss": 3}\n{"point": "b", "step": 1, "loss": 2}\n', "several points"),
-        ("\0\0\0", "neither text nor a log"),
-        ("[" * 100_000, "not a log|no step"),
+        (ONE_LOSS, "no line says what --series nope asks for", {"series": "nope"}),
+        ('{"step": 1, "loss": 3.0}\n', "no such series", {"series": "nope"}),
+        (ONE_LOSS, "no regular expression of a loss: missing", {"pattern": "("}),
+        (ONE_LOSS, "no regular expression of a loss: no group `loss`", {"pattern": "loss"}),
+        ("", "no step with a loss in it", {}),
+        ("epoch 1 accuracy 0.5\n", "no step with a loss in it", {}),
+        ("step,accuracy\n1,0.5\n", "no step with a loss", {}),
+        ("step,loss\n1,3,0\n", "more fields than the header", {}),
+        ('{"step": 1, "accuracy": 0.5}\n', "--series NAME takes another loss", {}),
+        ('{"samples": 1, "loss": 3.0}\n', "the step is called one of step, _step", {}),
+        (
+            '{"point": "a", "step": 1, "loss": 3}\n{"point": "b", "step": 1, "loss": 2}\n',
+            "several points",
+            {},
+        ),
+        ("\0\0\0", "neither text nor a log", {}),
+        ("[" * 100_000, "not a log|no step", {}),
     ],
 )
-def test_a_log_without_a_loss_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_log_without_a_loss_is_refused(
+    tmp_path: Path, text: str, message: str, asked: dict[str, str]
+) -> None:
     with pytest.raises(InputError, match=message):
-        read_log(written(tmp_path, text))
+        read_log(written(tmp_path, text), **asked)
 
 
 def test_a_pipe_and_an_absent_file_are_refused(tmp_path: Path) -> None:
@@ -220,15 +218,11 @@ def test_event_files_of_a_resumed_run_are_one_curve(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("wandb")
-def test_the_offline_run_of_wandb_is_read() -> None:
+def test_an_offline_run_of_wandb_is_read_as_far_as_it_is_whole(tmp_path: Path) -> None:
     """The sample was written by wandb 0.31.0; nothing of it has to start for this."""
     found = read_log(SAMPLES / "offline.wandb")
     assert (found.series, found.steps, found.unit) == ("train/loss", tuple(range(1, 13)), 0)
     assert list(found.values[:3]) == pytest.approx(FIRST, abs=1e-4)
-
-
-@pytest.mark.needs("wandb")
-def test_a_run_of_wandb_is_read_as_far_as_it_is_whole(tmp_path: Path) -> None:
     whole = (SAMPLES / "offline.wandb").read_bytes()
     path = tmp_path / "run.wandb"
     middle = whole.rindex(b"train/loss")
@@ -252,10 +246,3 @@ def test_an_entry_crosses_blocks_wherever_the_one_before_it_ends(left: int) -> N
             kind = (3 if rest else 4) if kind else (2 if rest else 1)
             data += struct.pack("<IHB", zlib.crc32(bytes([kind]) + part), len(part), kind) + part
     assert list(log_entries(io.BytesIO(data))) == [first, second]
-
-
-def test_a_log_says_how_finely_it_can_tell() -> None:
-    coarse, fine = (read_log(SAMPLES / name) for name in ("plain.log", "torchtitan-losses.txt"))
-    assert isinstance(coarse, LoggedCurve)
-    assert coarse.resolution == pytest.approx(1e-4 / min(coarse.values))
-    assert fine.resolution == 0

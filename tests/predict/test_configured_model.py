@@ -13,18 +13,9 @@ from twinrun.foundation.errors import InputError
 from twinrun.predict.configured_model import configured, generic_flops, of_config
 from twinrun.protocol.models import member
 
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "hidden_act": "silu",
-    "rope_theta": 5e5,
-}
+LLAMA: dict[str, Any] = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32}
+LLAMA |= {"num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336}
+LLAMA |= {"vocab_size": 128256, "max_position_embeddings": 131072, "hidden_act": "silu", "rope_theta": 5e5}
 SMALL = {"vocab_size": 32000, "max_position_embeddings": 32768}
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}

@@ -57,16 +57,8 @@ def test_activations_of_megatron_are_the_published(row: tuple[float, ...]) -> No
     *counts, whole, selective = row
     width, heads, layers, pipeline, parts, devices, batch, microbatch = (int(one) for one in counts)
     work = MptShape(width=width, heads=heads, layers=layers, vocabulary=51200, sequence=2048).work()
-    layout = ParallelLayout(
-        global_batch=batch,
-        microbatch=microbatch,
-        tensor=8,
-        pipeline=pipeline,
-        interleaved=parts,
-        parameter_bytes=2,
-        masters=True,
-        scores_kept=True,
-    )
+    layout = ParallelLayout(global_batch=batch, microbatch=microbatch, tensor=8, pipeline=pipeline)
+    layout = layout.replace(interleaved=parts, parameter_bytes=2, masters=True, scores_kept=True)
     less = layout.replace(recomputation="selective", sequence_parallel=True)
     found = [memory(work, one, devices=devices).activations / GIB for one in (layout, less)]
     assert found[0] == pytest.approx(whole, rel=0.001)
@@ -74,15 +66,13 @@ def test_activations_of_megatron_are_the_published(row: tuple[float, ...]) -> No
     assert selective < found[1] < selective * 1.09
 
 
-def test_the_first_stage_has_the_embedding_and_no_more_microbatches_than_there_are() -> None:
+def test_a_stage_has_its_part_and_no_more_microbatches_than_there_are() -> None:
     staged = WHOLE.replace(pipeline=4, global_batch=8)
     block = WORK.layers * WORK.block.weights // 4
     assert needed(staged, devices=4).parameters == 4 * (block + WORK.embedding)
     few, many = needed(staged.replace(global_batch=2), devices=4), needed(staged, devices=4)
     assert 2 * few.activations == many.activations
-
-
-def test_what_is_offloaded_is_not_on_the_device() -> None:
+    # What is offloaded is not on the device.
     zero = WHOLE.replace(shards="parameters")
     assert needed(zero.replace(offload="optimizer")).optimizer == 0
     assert needed(zero.replace(offload="parameters")).parameters == 0

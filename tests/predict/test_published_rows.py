@@ -178,33 +178,8 @@ def test_what_a_layout_switches_costs_and_saves_what_it_should() -> None:
     assert seconds(whole) < seconds(whole.replace(context=2)) < 2 * seconds(whole)
 
 
-def test_stages_may_be_uneven_and_the_longest_takes_the_time() -> None:
-    """126 blocks over 64 parts: two in each, and one less where the embedding and the loss are."""
-    layout = SHARDED.replace(microbatch=1, tensor=8, pipeline=8, interleaved=8, context=2, shards="optimizer")
-    terms: dict[str, Any] = {"model": "llama-405b", "nodes": 128, "network": 400e9}
-    terms["software"] = "megatron-2025"
-    assert seconds(layout, **terms) < seconds(layout.replace(interleaved=1), **terms)
-    assert layout.stage_layers(member("llama-405b", place="").work()) == 16
-
-
-def test_a_head_that_matrix_units_do_not_take_costs_more_where_attention_is_not_fused() -> None:
-    shape = member("gpt3-125m", place="model").model_copy(update={"width": 13824, "heads": 108})
-    terms: dict[str, Any] = {"software": "megatron-2022", "nodes": 4, "network": 200e9}
-    layout = SHARDED.replace(microbatch=1, tensor=4, shards="none")
-    wide = seconds(layout, model=shape, **terms)
-    odd = seconds(layout, model=shape.model_copy(update={"heads": 128}), **terms)
-    assert odd > 1.15 * wide
-
-
 def test_experts_take_the_time_of_the_fullest_and_exchange_tokens() -> None:
     layout = SHARDED.replace(global_batch=512, microbatch=8)
     dense, sparse = (of("h200", layout, model=one) for one in ("gpt3-125m", "gpt3-125m-moe"))
     assert told(sparse).seconds > told(dense).seconds
     assert sparse.half > dense.half
-
-
-def test_a_scan_that_nobody_timed_is_predicted_from_code() -> None:
-    die, larger = (of(gpu, SHARDED, model="mambaoutai") for gpu in ("mi250", "mi250x"))
-    # 110 compute units for 104.
-    assert told(larger).time.attention < told(die).time.attention
-    assert die.half > of("h200", SHARDED, model="mambaoutai").half

@@ -10,7 +10,6 @@ import pytest
 
 from tests.commands import invoke
 from tests.contracts.tree import ROOT
-from tests.records import training_record
 from twinrun.foundation.errors import InputError
 from twinrun.planning.project import Project
 from twinrun.predict.calibration import calibration
@@ -93,9 +92,8 @@ def test_the_command_prints_the_cheapest_of_two_gpus() -> None:
     shown = invoke(ROOT, "predict", "mpt-7b", *asked).stdout
     assert "layouts surely fit" in shown
     assert "512 sequences a step" in shown
-    shown = " ".join(
-        invoke(ROOT, "predict", "mpt-7b", "--gpu=h200", "--price=3", "--tokens=1e11").stdout.split()
-    )
+    line = "predict mpt-7b --gpu=h200 --price=3 --tokens=1e11"
+    shown = " ".join(invoke(ROOT, *line.split()).stdout.split())
     for words in ("days of 1e+11", "price of 1e+11", "6.66B parameters", "8 devices a node", "split (FSDP)"):
         assert words in shown
 
@@ -120,14 +118,6 @@ def test_a_run_is_learned_from_as_a_line_and_as_a_log(tmp_path: Path) -> None:
     assert "1 run(s) narrow the interval from a factor of" in " ".join(shown.split())
 
 
-def test_a_record_of_the_same_gpu_is_learned_from() -> None:
-    record = training_record({"nodes=1": 83.0}, gpu="mi250")
-    (run,) = record.runs(GPUS["mi250"])
-    assert run.seconds == record.points[0].measurement("step-time").median  # type: ignore[union-attr]
-    assert run.subject.machines.devices == record.points[0].devices
-    assert not record.runs(GPUS["h200"])
-
-
 @pytest.mark.parametrize("name", ["megatron-2025", "torchtitan-2025", "twinrun-2026", "foundry-2023-10"])
 def test_a_sweep_has_what_the_software_has(name: str) -> None:
     software, work = KNOWN.of(name), member("llama-8b", place="model").work()
@@ -146,14 +136,11 @@ def test_a_sweep_has_what_the_software_has(name: str) -> None:
         ("mpt-7b --gpu h200 --devices-per-node 3 --set tensor=3", "does not divide 4096 features"),
         ("mpt-7b --gpu h200 --nodes 8 --network 800 --set pipeline=64", "a part of a stage has a layer"),
         ("mpt-7b --gpu h200 --nodes 0", "expected a count"),
-        ("mpt-7b --gpu h200 --nodes 2 --network 0", "a finite number above 0"),
         ("mpt-7b --gpu h200 --price 0", "a finite number above 0"),
         ("mpt-7b --gpu h200 --price 1,2", "a price for each GPU"),
-        ("mpt-7b --gpu h200 --sweep --goal 0", "a finite number above 0"),
         ("mpt-7b --gpu h200 --sweep --days 3", "only with --tokens"),
         ("mpt-7b --gpu h200 --goal 3", "only with --sweep"),
         ("mpt-7b --gpu h200 --set model=mpt-13b", "no such field"),
-        ("mpt-7b --gpu h200 --set devices=4", "no such field"),
         ("mpt-7b --gpu h200 --measured tokens_per_second=400000", "more than the data sheet allows"),
         ("mpt-7b --gpu h200 --measured nodes=1", "a run has a speed"),
         ("mpt-7b --gpu h200 --measured README.md", "the log says no speed"),

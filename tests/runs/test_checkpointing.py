@@ -60,11 +60,8 @@ def test_a_leg_goes_on_from_a_run_folder_or_what_is_in_it(tmp_path: Path, inside
 @pytest.mark.parametrize(
     ("field", "theirs"),
     [
-        ("shape.width", "128"),
         ("shape.vocabulary", "50368"),
         ("seed", "18"),
-        ("global_batch", "32"),
-        ("optimizer.learning_rate", "0.1"),
         ("optimizer.unheard_of", "1"),
         ("precision", "bf16"),
     ],
@@ -108,7 +105,6 @@ def test_a_leg_given_twice_overwrites_nothing(tmp_path: Path) -> None:
     [
         (2, None, (), "leg 2 goes on after step 20"),
         (1, "somewhere", (), "nothing here goes on from another run"),
-        (None, "somewhere", (), "nothing here goes on from another run"),
         (None, None, ("begin=20",), "legs alone have a beginning"),
         (None, None, ("steps",), "expected key=value"),
         (None, None, ("steps=2", "steps=3"), "given twice"),

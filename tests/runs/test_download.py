@@ -31,25 +31,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield server
 
 
-def bring(
-    server: Hub | str,
-    folder: Path,
-    pattern: str = "en/train.*.json.gz",
-    *,
-    revision: str = COMMIT,
-    kind: str = "dataset",
-    **options: Any,
-) -> list[Path]:
+def bring(server: Hub | str, folder: Path, pattern: str = "en/train.*.json.gz", **options: Any) -> list[Path]:
     endpoint = server if isinstance(server, str) else server.endpoint
+    revision, kind = options.pop("revision", COMMIT), options.pop("kind", "dataset")
     source = RepositoryCommit("owner/texts", revision, kind, endpoint)
     return fetch(source, (pattern,), folder=folder, say=print, **options)
-
-
-def test_brings_what_matches_from_every_page(hub: Hub, tmp_path: Path) -> None:
-    paths = bring(hub, tmp_path)
-    assert [path.relative_to(tmp_path).as_posix() for path in paths] == list(FILES)[:2]
-    assert [path.read_bytes() for path in paths] == [LARGE, LARGE[::-1]]
-    assert not list(tmp_path.rglob("*.incomplete"))
 
 
 def test_files_kept_in_git_and_models_at_other_addresses_are_checked_too(hub: Hub, tmp_path: Path) -> None:
@@ -68,13 +54,17 @@ def test_a_broken_connection_is_named_and_the_next_goes_on(hub: Hub, tmp_path: P
     assert bring(hub, tmp_path, limit=1)[0].read_bytes() == LARGE
 
 
-def test_an_interrupted_download_goes_on_and_a_whole_one_needs_no_network(hub: Hub, tmp_path: Path) -> None:
+def test_all_that_matches_comes_once(hub: Hub, tmp_path: Path) -> None:
     bring(hub, tmp_path, limit=1)
     hub.asked.clear()
-    assert [path.read_bytes() for path in bring(hub, tmp_path)] == [LARGE, LARGE[::-1]]
+    paths = bring(hub, tmp_path)
+    assert [path.relative_to(tmp_path).as_posix() for path in paths] == list(FILES)[:2]
+    assert [path.read_bytes() for path in paths] == [LARGE, LARGE[::-1]]
+    assert not list(tmp_path.rglob("*.incomplete"))
     assert [path.rpartition("/")[2] for path, _ in hub.asked] == ["train.00001.json.gz"]
     hub.asked.clear()
     bring(hub, tmp_path)
+    # A whole one needs no network.
     assert hub.asked == []
 
 
@@ -121,9 +111,7 @@ def test_a_file_that_the_server_lists_and_does_not_have_is_named(hub: Hub, tmp_p
     assert caught.value.found == "status 404"
 
 
-@pytest.mark.parametrize(
-    "answer", [b"<html>log in</html>", b"{}", b'{"error": 1}', b"[1]", b'[{"type": "file"}]']
-)
+@pytest.mark.parametrize("answer", [b"<html>log in</html>", b'{"error": 1}', b"[1]", b'[{"type": "file"}]'])
 def test_a_server_that_is_no_hub_is_named(hub: Hub, tmp_path: Path, answer: bytes) -> None:
     hub.answer = answer
     with pytest.raises((MachineError, InputError), match="owner/texts"):

@@ -42,31 +42,32 @@ def test_a_full_disk_is_named_with_what_is_free(root: Path, tmp_path: Path, opti
     assert not (root / "runs").exists()
 
 
+NOWHERE = ("--checkpoint", "steps=2", "--checkpoint")
+
+
 @pytest.mark.parametrize(
-    ("words", "parts"),
+    ("words", "code", "parts"),
     [
-        ((*SMOKE, "--set", "data=c4"), ["is not on this machine", "found: c4", "`invoke data c4 --recipe"]),
-        ((*SMOKE[:5], "apptainer", *SMOKE[6:]), ["--engine apptainer: ", "invoke build --stack cpu"]),
+        (
+            (*SMOKE, "--set", "data=c4"),
+            3,
+            ["is not on this machine", "found: c4", "`invoke data c4 --recipe"],
+        ),
+        ((*SMOKE[:5], "apptainer", *SMOKE[6:]), 3, ["--engine apptainer: ", "invoke build --stack cpu"]),
+        ((*SMOKE, *NOWHERE, "place=/nowhere"), 2, ["--checkpoint place: no such folder found: /nowhere"]),
+        (
+            (*SMOKE, *NOWHERE, "place=s3://bucket"),
+            2,
+            ["--checkpoint place: no such folder found: s3://bucket"],
+        ),
     ],
 )
 def test_what_is_missing_is_named_before_there_is_a_run_folder(
-    root: Path, words: tuple[str, ...], parts: list[str]
+    root: Path, words: tuple[str, ...], code: int, parts: list[str]
 ) -> None:
-    message = refused(root, *words, code=3)
+    message = refused(root, *words, code=code)
     assert [part for part in parts if part not in message] == []
     assert not (root / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("saving", "said"),
-    [
-        ("source=/nowhere", "--from: no such folder found: /nowhere"),
-        ("place=/nowhere", "--checkpoint place: no such folder found: /nowhere"),
-        ("place=s3://bucket/prefix", "--checkpoint place: no such folder found: s3://bucket/prefix"),
-    ],
-)
-def test_a_folder_of_checkpoints_is_there(root: Path, saving: str, said: str) -> None:
-    assert said in refused(root, *SMOKE, "--checkpoint", "steps=2", "--checkpoint", saving)
 
 
 def test_a_long_run_on_a_processor_asks(root: Path) -> None:
