@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import docker
 from docker import DockerClient
@@ -68,9 +69,8 @@ def relock(root: Path) -> None:
 
 
 def arguments(checkout: Checkout, *options: str) -> list[str]:
-    """Return the command that builds the small stack of a checkout."""
-    where = ("--stack", STACK, "--wheelhouse", str(checkout.wheelhouse))
-    return [sys.executable, "-m", "twinrun", "build", *where, *options]
+    """Return the words that build the small stack of a checkout."""
+    return ["build", "--stack", STACK, "--wheelhouse", str(checkout.wheelhouse), *options]
 
 
 def environment(checkout: Checkout, **variables: str) -> dict[str, str]:
@@ -79,19 +79,33 @@ def environment(checkout: Checkout, **variables: str) -> dict[str, str]:
     return os.environ | own | variables
 
 
+def run(
+    checkout: Checkout, *words: str, wrap: Sequence[str] = (), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of twinrun in a checkout."""
+    command, variables = [*wrap, sys.executable, "-m", "twinrun", *words], environment(checkout, **variables)
+    given: dict[str, Any] = {"cwd": checkout.root, "env": variables, "timeout": SECONDS}
+    return subprocess.run(command, capture_output=True, text=True, check=False, **given)
+
+
+@contextlib.contextmanager
+def started(
+    checkout: Checkout, step: str, **variables: str
+) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """Start the build of a checkout, and yield it with what it says once it says a step."""
+    command = [sys.executable, "-m", "twinrun", *arguments(checkout)]
+    given: dict[str, Any] = {"cwd": checkout.root, "env": environment(checkout, **variables)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **given) as running:
+        assert running.stderr is not None
+        assert any(step in line for line in running.stderr)
+        yield running, running.stderr
+
+
 def build(
     checkout: Checkout, *options: str, wrap: Sequence[str] = (), **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `invoke build` on the small stack of a checkout."""
-    return subprocess.run(
-        [*wrap, *arguments(checkout, *options)],
-        cwd=checkout.root,
-        env=environment(checkout, **variables),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS,
-    )
+    return run(checkout, *arguments(checkout, *options), wrap=wrap, **variables)
 
 
 def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

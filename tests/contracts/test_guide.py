@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,10 +37,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("section", WALK)
 def test_a_stranger_gets_through(clone: Path, section: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(clone / "src"), "COOKIECUTTER_CONFIG": os.devnull}
-    programs = {
-        "invoke": [sys.executable, "-m", "twinrun"],
-        "cookiecutter": [str(shutil.which("cookiecutter"))],
-    }
+    programs = {"invoke": [sys.executable, "-m", "twinrun"], "cookiecutter": ["cookiecutter"]}
     for words in commands(section):
         # Installing the lock is another test's; the interpreter of the tests has what the ranks import.
         engine = ["--engine", "host"] if words[:2] == ["invoke", "run"] and "paper" not in words else []

@@ -18,11 +18,6 @@ def host_modules() -> dict[str, Path]:
     return {name: path for name, path in modules().items() if not is_train(name)}
 
 
-def train_modules() -> dict[str, Path]:
-    """Return the modules that only ranks import."""
-    return {name: path for name, path in modules().items() if is_train(name)}
-
-
 @cache
 def modules() -> dict[str, Path]:
     """Return every module of the package by its dotted name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -74,23 +75,13 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\x1b", "\\u001b")
-    return f'"{escaped}"'
-
-
 def keys() -> list[tuple[str, str]]:
     """Return each manifest that would be code, and its key."""
-    kept = {key: [one for one in MANIFEST.splitlines() if not one.startswith(f"{key} =")] for key in NAMES}
-    return [
-        *(
-            ("\n".join([*kept[key], f"{key} = {quoted(one)}", ""]), key)
-            for key in NAMES
-            for one in NAMES[key]
-        ),
-        *((f"{MANIFEST}{key} = [{quoted(one)}]\n", key) for key in LISTS for one in LISTS[key]),
-        *((MANIFEST + text, key) for text, key in TABLES),
-    ]
+    lines = MANIFEST.splitlines(keepends=True)
+    kept = {key: "".join(one for one in lines if not one.startswith(f"{key} =")) for key in NAMES}
+    named = [(f"{kept[key]}{key} = {json.dumps(one)}\n", key) for key in NAMES for one in NAMES[key]]
+    lists = [(f"{MANIFEST}{key} = [{json.dumps(one)}]\n", key) for key in LISTS for one in LISTS[key]]
+    return [*named, *lists, *((MANIFEST + text, key) for text, key in TABLES)]
 
 
 @pytest.mark.parametrize(("text", "key"), keys())

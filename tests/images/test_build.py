@@ -8,9 +8,7 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +22,7 @@ import pytest
 from docker import DockerClient
 
 from tests.registries import RunningRegistry, wire
-from tests.tiny_build import SECONDS, another, answer, arguments, build, environment, relock
+from tests.tiny_build import SECONDS, another, answer, build, relock, run, started
 from tests.tiny_image import await_daemon, containerd_store, podman, podman_variables
 from tests.tiny_stack import STACK, Checkout
 from twinrun.execution.engines import load_engine
@@ -130,14 +128,7 @@ def test_another_folder_name_mask_and_zone_give_the_same_image(
     client.images.remove(built["built"]["image"])
     client.api.prune_builds()
     script = 'hostname another; umask 077; TZ=Asia/Tokyo LC_ALL=C exec "$0" "$@"'
-    done = subprocess.run(
-        ["unshare", "--uts", "sh", "-c", script, *arguments(other, "--json")],
-        cwd=other.root,
-        env=environment(other),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = build(other, "--json", wrap=("unshare", "--uts", "sh", "-c", script))
     again = answer(done)["built"]
     assert again["fresh"]
     assert (again["id"], again["layers"]) == (built["built"]["id"], built["built"]["layers"])
@@ -186,11 +177,8 @@ def test_the_written_folder_is_all_that_docker_needs(
         (loaded,) = client.images.load(stream)
     assert (loaded.id, loaded.tags) == (built["built"]["id"], [built["built"]["image"]])
     # Without a target it is the same but for its times.
-    subprocess.run(
-        [program, "build", "--quiet", "--tag", "twinrun-test/tiny:own", str(folder)],
-        env=variables,
-        check=True,
-    )
+    command = [program, "build", "--quiet", "--tag", "twinrun-test/tiny:own", str(folder)]
+    subprocess.run(command, env=variables, check=True)
     own = client.images.get("twinrun-test/tiny:own").attrs["Config"]
     for key in ("Env", "Labels", "User", "WorkingDir"):
         assert own[key] == loaded.attrs["Config"][key], key
@@ -202,14 +190,8 @@ def test_the_written_folder_is_all_that_docker_needs(
         (wheels / "Dockerfile").write_text(
             f"FROM {image}\nCOPY {name} /tmp/\nRUN pip install --force-reinstall --no-index /tmp/{name}\n"
         )
-        own_image = subprocess.run(
-            [program, "build", "--quiet", str(wheels)],
-            env=variables,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        client.images.remove(own_image.stdout.strip(), force=True)
+        command = [program, "build", "--quiet", str(wheels)]
+        client.images.remove(subprocess.check_output(command, env=variables, text=True).strip(), force=True)
 
 
 def test_another_image_than_the_committed_one_is_refused(
@@ -258,21 +240,15 @@ def test_an_image_without_its_tag_is_known_by_its_id(
 @pytest.mark.nightly
 def test_the_newest_index_builds_and_says_what_would_move(checkout: Checkout, tmp_path: Path) -> None:
     newest = another(checkout, tmp_path / "newest" / "checkout")
-    command = [sys.executable, "-m", "twinrun", "lock", "--stack", STACK, "--only", "system", "--upgrade"]
-    moved = subprocess.run(
-        command, cwd=newest.root, env=environment(newest), capture_output=True, text=True, check=True
-    )
+    moved = run(newest, "lock", "--stack", STACK, "--only", "system", "--upgrade")
+    assert moved.returncode == 0, moved.stderr
     print(moved.stdout)  # noqa: T201
     # Its packages come from the mirror, the wheels as before.
     for one in newest.wheelhouse.glob("*.whl"):
         target = tmp_path / "newest/cache/wheels" / one.name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(one.read_bytes())
-    line = [sys.executable, "-m", "twinrun", "build", "--stack", STACK, "--json"]
-    done = subprocess.run(
-        line, cwd=newest.root, env=environment(newest), capture_output=True, text=True, check=False
-    )
-    assert answer(done)["built"]["fresh"]
+    assert answer(run(newest, "build", "--stack", STACK, "--json"))["built"]["fresh"]
 
 
 # What goes wrong
@@ -289,13 +265,9 @@ def test_a_failing_step_is_named_with_its_last_lines(checkout: Checkout, tmp_pat
 
 def test_stopped_by_the_user(client: DockerClient, checkout: Checkout, tmp_path: Path) -> None:
     slow = another(checkout, tmp_path / "project", instead=(STAGE, f"{STAGE}RUN sleep 600\n"))
-    with subprocess.Popen(
-        arguments(slow), cwd=slow.root, env=environment(slow), stderr=subprocess.PIPE, text=True
-    ) as running:
-        assert running.stderr is not None
-        assert any("sleep 600" in line for line in running.stderr)
+    with started(slow, "sleep 600") as (running, said):
         running.send_signal(signal.SIGINT)
-        output = running.stderr.read()
+        output = said.read()
         assert (running.wait(60), ": stopped" in output) == (5, True), output
     assert not list((slow.root.parent / "cache").glob("building-*"))
     assert not client.images.list(name=load_stack(slow.root, STACK).image())
@@ -341,16 +313,13 @@ def small_engine(folder: Path, megabytes: int) -> Iterator[tuple[str, subprocess
 @pytest.mark.needs("root")  # to mount a small disk
 def test_an_engine_that_is_killed_leaves_nothing(checkout: Checkout, tmp_path: Path) -> None:
     slow = another(checkout, tmp_path / "project", instead=(STAGE, f"{STAGE}RUN sleep 600\n"))
-    with small_engine(tmp_path, 4000) as (address, engine):
-        variables = environment(slow, DOCKER_HOST=address)
-        with subprocess.Popen(
-            arguments(slow), cwd=slow.root, env=variables, stderr=subprocess.PIPE, text=True
-        ) as running:
-            assert running.stderr is not None
-            assert any("sleep 600" in line for line in running.stderr)
-            engine.kill()
-            output = running.stderr.read()
-            assert running.wait(60) in (3, 4), output
+    with (
+        small_engine(tmp_path, 4000) as (address, engine),
+        started(slow, "sleep 600", DOCKER_HOST=address) as (running, said),
+    ):
+        engine.kill()
+        output = said.read()
+        assert running.wait(60) in (3, 4), output
     assert "error: images/Dockerfile [" in output
     assert "nothing was tagged" in output
     assert "Traceback" not in output
@@ -405,10 +374,7 @@ def fill_when(filler: Path, root: Path, step: str) -> None:
 
 
 def pull(checkout: Checkout, reference: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "twinrun", "build", "--stack", STACK, "--pull", reference, "--json"]
-    return subprocess.run(
-        command, cwd=checkout.root, env=environment(checkout), capture_output=True, text=True, check=False
-    )
+    return run(checkout, "build", "--stack", STACK, "--pull", reference, "--json")
 
 
 @pytest.mark.needs("skopeo")
@@ -504,11 +470,3 @@ def test_no_secret_gets_anywhere(client: DockerClient, checkout: Checkout, tmp_p
         for form in (secret.encode(), base64.b64encode(secret.encode())):
             assert not [1 for text in texts if form in text], secret
     assert b"dev.twinrun.stack" in archive.read_bytes()
-
-
-def test_a_push_to_nobody_is_told(checkout: Checkout, built: dict[str, Any]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        refused = build(checkout, "--push", f"127.0.0.1:{probe.getsockname()[1]}/none")
-    assert refused.returncode == 3, refused.stderr
-    assert "the engine cannot push" in refused.stderr

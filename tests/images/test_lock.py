@@ -26,6 +26,13 @@ def folder(tmp_path: Path, address: str) -> Path:
     return small_stack(tmp_path)
 
 
+@pytest.fixture
+def locked(folder: Path, tmp_path: Path) -> str:
+    """The lock of the small stack."""
+    refresh(tmp_path, "small")
+    return text_of(folder)
+
+
 def states(findings: tuple[PinFinding, ...]) -> list[tuple[str, str]]:
     return [(finding.state, finding.what) for finding in findings]
 
@@ -65,9 +72,7 @@ def test_a_newer_release_comes_only_with_an_upgrade(folder: Path, tmp_path: Path
     assert refresh(tmp_path, "small", upgrade=True) == ("requirements.lock: beta: 2.0 -> 3.0",)
 
 
-def test_a_check_tells_and_writes_nothing(folder: Path, tmp_path: Path) -> None:
-    refresh(tmp_path, "small")
-    text = text_of(folder)
+def test_a_check_tells_and_writes_nothing(folder: Path, locked: str, tmp_path: Path) -> None:
     (folder / "requirements.in").write_text("beta==2.0\n", encoding="utf-8")
     found = check(tmp_path, "small")
     assert states(found) == [
@@ -76,7 +81,7 @@ def test_a_check_tells_and_writes_nothing(folder: Path, tmp_path: Path) -> None:
         ("stale", "requirements.lock: nvidia-gamma: 1.0 -> absent"),
     ]
     assert exit_code(found) == 1
-    assert text_of(folder) == text
+    assert text_of(folder) == locked
 
 
 def test_a_release_that_the_index_has_no_longer_is_gone(folder: Path, tmp_path: Path) -> None:
@@ -91,10 +96,8 @@ def test_a_release_that_the_index_has_no_longer_is_gone(folder: Path, tmp_path: 
 
 
 def test_a_release_that_was_yanked_stays_locked_and_is_fetched(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, locked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refresh(tmp_path, "small")
-    before = text_of(folder)
     page = tmp_path / "served/general/beta/index.html"
     wheel(tmp_path / "served/general", "beta", "2.1")
     yanked = page.read_text(encoding="utf-8").replace('">beta-2.0', '" data-yanked="broken">beta-2.0')
@@ -102,7 +105,7 @@ def test_a_release_that_was_yanked_stays_locked_and_is_fetched(
     forget(tmp_path)
     assert check(tmp_path, "small", only=["python"]) == ()
     refresh(tmp_path, "small")
-    assert text_of(folder) == before
+    assert text_of(folder) == locked
     assert "beta-2.0-py3-none-any.whl" in {path.name for path in fetched(tmp_path, monkeypatch)}
 
 
@@ -115,25 +118,12 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[Path, str]:
     return fetch_wheels(entries, lock="x", wheelhouse=None, stack=stack.stack, index=None, say=print)
 
 
-def test_another_file_under_a_locked_name_is_refused_and_not_kept(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refresh(tmp_path, "small")
-    wheel(tmp_path / "served/general", "beta", "2.0", files={"beta.py": "planted = True\n"})
-    with pytest.raises(MachineError, match="as they are locked") as caught:
-        fetched(tmp_path, monkeypatch)
-    assert "beta" in str(caught.value.found)
-    assert list((tmp_path / "fetched").rglob("*.whl")) == []
-
-
-def test_a_changed_hash_is_told_and_repaired(folder: Path, tmp_path: Path) -> None:
-    refresh(tmp_path, "small")
-    text = text_of(folder)
+def test_a_changed_hash_is_told_and_repaired(folder: Path, locked: str, tmp_path: Path) -> None:
     digest = digest_of(next((tmp_path / "served" / "general" / "beta").glob("*.whl")))
-    (folder / "requirements.lock").write_text(text.replace(digest, "0" * 64), encoding="utf-8")
+    (folder / "requirements.lock").write_text(locked.replace(digest, "0" * 64), encoding="utf-8")
     assert states(check(tmp_path, "small")) == [("gone", "requirements.lock: beta: other files")]
     refresh(tmp_path, "small")
-    assert text_of(folder) == text
+    assert text_of(folder) == locked
 
 
 def test_packages_of_the_build_stage_have_a_lock_of_their_own(folder: Path, tmp_path: Path) -> None:
@@ -198,20 +188,18 @@ def test_an_index_that_gives_no_hash_is_taken_at_its_word(
 
 
 @pytest.mark.parametrize("requirement", ["alpha==9.0", "delta==1.0"])
-def test_what_cannot_be_resolved_leaves_the_old_lock(folder: Path, tmp_path: Path, requirement: str) -> None:
-    refresh(tmp_path, "small")
-    text = text_of(folder)
+def test_what_cannot_be_resolved_leaves_the_old_lock(
+    folder: Path, locked: str, tmp_path: Path, requirement: str
+) -> None:
     (folder / "requirements.in").write_text(f"{requirement}\n", encoding="utf-8")
     with pytest.raises(MachineError, match="could not be resolved"):
         refresh(tmp_path, "small")
-    assert text_of(folder) == text
+    assert text_of(folder) == locked
 
 
 def test_an_index_out_of_reach_leaves_the_old_lock(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, locked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refresh(tmp_path, "small")
-    text = text_of(folder)
     with socket.socket() as closed:
         # Bound but not listening: every connection is refused, and nobody else takes the port.
         closed.bind(("127.0.0.1", 0))
@@ -222,7 +210,7 @@ def test_an_index_out_of_reach_leaves_the_old_lock(
         found = check(tmp_path, "small")
     assert [one.state for one in found] == ["out of reach"]
     assert exit_code(found) == 3
-    assert text_of(folder) == text
+    assert text_of(folder) == locked
     assert {path.name for path in folder.iterdir()} == {"requirements.in", "requirements.lock", "stack.toml"}
 
 

@@ -101,13 +101,6 @@ def test_options_that_do_not_fit_are_refused(tiny: Checkout, options: dict[str, 
     assert fault in str(caught.value)
 
 
-def test_a_stale_lock_is_refused(tiny: Checkout) -> None:
-    requirements = tiny.root / "images/stacks" / STACK / "requirements.in"
-    requirements.write_text("small==1.1\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"does not belong to requirements.in"):
-        collected(tiny)
-
-
 # Files against locks
 
 

@@ -7,10 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from cyclonedx.model import HashAlgorithm, HashType
 from packageurl import PackageURL
 
-from twinrun.foundation.errors import RunError
 from twinrun.images.inventory import ImageInventory, PackageInventory, differences_from_lock
 from twinrun.images.sbom import sbom_json
 from twinrun.images.wheels import image_packages, requirements
@@ -120,14 +118,3 @@ def test_licences_are_identifiers_expressions_or_names() -> None:
     assert sorted(found["packaging"], key=str) == sorted(names, key=str)
     assert found["bash"] == [{"license": {"name": "GPL-3+"}}]
     assert found["coreutils"] is None
-
-
-def test_what_a_schema_forbids_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    stack = STACKS["rocm-debian"]
-    monkeypatch.setattr("twinrun.images.sbom._sha256", broken)
-    with pytest.raises(RunError, match="breaks its schema"):
-        sbom_json(contents_of(stack, only=("bash",)), stack, ROOT)
-
-
-def broken(digest: str) -> HashType:
-    return HashType(alg=HashAlgorithm.SHA_256, content=digest[:5])
