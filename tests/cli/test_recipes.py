@@ -55,7 +55,7 @@ def test_numbers_are_read_in_every_form() -> None:
 
 
 def test_kernels_are_listed_with_their_predicted_times() -> None:
-    done = invoke(ROOT, "predict", "--kernels", "--gpu", "mi250")
+    done = invoke(ROOT, "predict", "--kernels", "--gpu", "mi250", variables={"COLUMNS": "120"})
     rows = json.loads(invoke(ROOT, "predict", "--kernels", "--gpu", "mi250", "--json").stdout)
     assert {row["arch"] for row in rows} == {"gfx90a"}
     assert len(done.stdout.splitlines()) == len(rows) + 1

@@ -137,7 +137,8 @@ def test_memory_is_what_was_measured_and_calls_nothing_impossible_that_ran() -> 
 
 def test_devices_lose_as_much_as_measured_where_there_are_more() -> None:
     """Runs that differ in nodes alone, up to 5,120 devices: their rates a device are as far apart."""
-    groups, own = defaultdict(list), {"seconds", "nodes", "global_batch", "peak_gib", "devices_per_node"}
+    groups = defaultdict[str, list[tuple[int, int, float, float]]](list)
+    own = {"seconds", "nodes", "global_batch", "peak_gib", "devices_per_node"}
     for row, run, one in residuals():
         tokens, devices = row.global_batch * row.sequence, one.machines.devices
         if one.time:

@@ -138,4 +138,4 @@ def _kernels(archs: list[str]) -> Shown:
         require_known(arch, known, "no kernel was predicted for it", place="--gpu")
     rows = [one for one in kernel_times() if one.arch in archs]
     tell("ms are predicted; nine times of ten they lie between low and high")
-    return listed(rows, "arch", "kernel", "causal", "shape", "ms", "low", "high", "bound", none="none")
+    return listed(rows, "kernel", "shape", "causal", "ms", "low", "high", "bound", none="none")
