@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from twinrun.manifests.settings import parse_settings
 from twinrun.manifests.vendor import Gpu
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
@@ -21,8 +22,7 @@ from twinrun.results.judged import Judged
 from twinrun.results.reading import read_record
 from twinrun.results.record import Environment, Record, content_digest
 from twinrun.results.verdicts import Verdict
-from twinrun.workloads import load_workload
-from twinrun.workloads.workload import Hardware, Point, PointRecord
+from twinrun.workloads.workload import Hardware, PlanRequest, Point, PointRecord
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = Project(ROOT)
@@ -72,19 +72,16 @@ def plan(
     """Return a plan for a stack, else for the current one of a GPU's vendor or of the processor."""
     loaded = project.recipe(recipe)
     vendor = project.gpus[gpu].vendor if gpu else "cpu"
-    made, _ = resolve(
-        loaded,
-        workload=load_workload(loaded.workload),
+    chosen = project.stack(stack or loaded.recipe.stacks.current[vendor])
+    asked = PlanRequest(
+        recipe=loaded,
         scale=scale,
-        settings=settings,
-        stack=project.stack(stack or loaded.recipe.stacks.current[vendor]),
-        hardware=hardware(gpu, devices),
-        engine="host",
-        launcher="torchrun",
-        scheduler="local",
+        overrides=parse_settings(settings),
+        stack=chosen,
+        hardware=hardware(gpu, devices).model_copy(update={"vendor": chosen.stack.vendor}),
         leg=leg,
     )
-    return made
+    return resolve(asked, engine="host", launcher="torchrun", scheduler="local")[0]
 
 
 def falling(vocabulary: int, steps: int) -> tuple[float, ...]:

@@ -16,9 +16,8 @@ from twinrun.foundation.errors import MachineError
 from twinrun.planning.configuration import differences_of_plan
 from twinrun.planning.plan import Plan, resolve
 from twinrun.planning.project import Project
-from twinrun.workloads import load_workload
 from twinrun.workloads.settings import Difference
-from twinrun.workloads.workload import Hardware
+from twinrun.workloads.workload import Hardware, PlanRequest
 
 LAYOUTS = "deepspeed-pretrain"
 # Plans of fixed machines. One of each kind is readable as a whole, of the others the short parts are.
@@ -91,10 +90,10 @@ def test_the_largest_model_whose_sweep_is_short_is_taken(gpu: str, devices: int,
 
 def resolved(have: Hardware) -> tuple[Plan, dict[str, str]]:
     """Return the plan of the node scale on hardware, and why what was chosen."""
-    loaded = PROJECT.recipe(RECIPE)
-    how: dict[str, Any] = {"engine": "venv", "launcher": "torchrun", "scheduler": "local", "settings": ()}
-    how |= {"workload": load_workload(loaded.workload), "stack": PROJECT.stack("cpu"), "scale": "node"}
-    made, choices = resolve(loaded, hardware=have, **how)
+    have = have.model_copy(update={"vendor": "cpu"})
+    what: dict[str, Any] = {"recipe": PROJECT.recipe(RECIPE), "stack": PROJECT.stack("cpu"), "overrides": {}}
+    asked = PlanRequest(scale="node", hardware=have, **what)
+    made, choices = resolve(asked, engine="venv", launcher="torchrun", scheduler="local")
     return made, {one.name: one.because for one in choices}
 
 

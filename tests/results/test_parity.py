@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.records import PROJECT, falling, training_record
+from tests.records import falling, training_record
 from twinrun.foundation.errors import InputError
 from twinrun.results.judged import Judged
-from twinrun.results.parity import METRIC, CurveParity, held_between
+from twinrun.results.parity import CurveParity, held_between
 
 STEPS, VOCABULARY = 120, 50368
 POINT, RECIPE = "devices=1", "mpt-throughput"
@@ -38,7 +38,7 @@ def traced(apart: float = 0.0, *, controls: int = 10, since: int = 0, **fields: 
 
 
 def held(a: Judged, b: Judged, **options: Any) -> Iterator[CurveParity]:
-    return iter(held_between(a, b, points=(POINT, POINT), metric=PROJECT.metrics[METRIC], **options))
+    return iter(held_between(a, b, points=(POINT, POINT), **options))
 
 
 def test_two_sites_have_one_curve_inside_the_control_runs_of_both() -> None:
@@ -72,4 +72,4 @@ def test_control_runs_are_asked_for_where_there_are_none() -> None:
 def test_points_that_are_not_there_are_refused() -> None:
     for points in ((POINT,), (POINT, "leg=7")):
         with pytest.raises(InputError):
-            held_between(traced(), traced(), points=points, metric=PROJECT.metrics[METRIC])
+            held_between(traced(), traced(), points=points)

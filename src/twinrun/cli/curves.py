@@ -25,7 +25,7 @@ from twinrun.parity.records import answer_between, is_record, read_curves
 from twinrun.parity.traces import judge_trace_files
 from twinrun.planning.project import Project
 from twinrun.report import comparison, tables
-from twinrun.results.parity import METRIC, held_between
+from twinrun.results.parity import held_between
 from twinrun.results.reading import read_record
 
 
@@ -89,10 +89,9 @@ def _records(project: Project, paths: tuple[Path, ...], points: str | None, out:
     """Hold the curves of records against each other, and draw them."""
     a, b, *controls = (read_record(path, project) for path in paths)
     named = [name.strip() for name in points.split(",")] if points else []
-    claims, metric = project.recipe(a.plan.recipe).published.claim, project.metrics[METRIC]
-    found = held_between(a, b, points=named, metric=metric, controls=controls, claims=claims)
+    found = held_between(a, b, points=named, controls=controls)
     answers = [answer_between(one) for one in found]
-    digests = "-".join(one.record.digest()[:8] for one in (a, b))
+    digests = "-".join(one.record.sha256[:8] for one in (a, b))
     page = out or runs_folder(project.root) / f"parity-{digests}.html"
     comparison.write_parity_page(page, found, a=a, b=b)
     names = [f"{held.b.name} against {held.a.name}: " for held in found]

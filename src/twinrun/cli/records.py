@@ -94,7 +94,7 @@ def compare(
         lines = [f"{one.claim}: {'' if one.confirmed else 'not '}confirmed, {one.why}" for one in said_of]
         code = int(not any(one.confirmed for one in said_of))
         return Shown("\n".join(lines) or "no verdict of the first record holds", said_of, code)
-    found = compare_records(first, second, project)
+    found = compare_records(first, second)
     return Shown(comparison.comparison_view(found), found)
 
 

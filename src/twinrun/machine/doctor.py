@@ -67,7 +67,7 @@ def environment_bytes(root: Path, vendors: Collection[str]) -> int:
         with contextlib.suppress(InputError):
             stack = load_manifest(root, name)
             if stack.vendor in vendors and stack.environment:
-                sizes.append(stack.environment.disk)
+                sizes.append(stack.environment.disk_mib << 20)
     return max(sizes)
 
 

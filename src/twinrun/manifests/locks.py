@@ -83,16 +83,6 @@ class EnvironmentSize(Frozen):
     source: Line
     """How it was measured, or what it is estimated from."""
 
-    @property
-    def download(self) -> int | None:
-        """Return the bytes to download."""
-        return self.download_mib << 20 if self.download_mib else None
-
-    @property
-    def disk(self) -> int:
-        """Return the bytes on the disk."""
-        return self.disk_mib << 20
-
 
 class SystemPackage(Frozen):
     """One file of a Debian archive; whoever has these bytes has the package."""

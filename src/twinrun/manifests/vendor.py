@@ -122,14 +122,6 @@ class ContainerAccess(Frozen):
     """Variables on which Enroot, under Pyxis, passes the devices on."""
 
 
-class KernelCompiler(Frozen):
-    """The vendor's compiler for kernels."""
-
-    command: str
-    arch_flag: str
-    """Option that names the architecture; `{arch}` stands for it."""
-
-
 class Compatibility(Frozen):
     """Which devices beside those of its own architecture run compiled code."""
 
@@ -172,8 +164,6 @@ class Vendor(Frozen):
     title: str
     backend: str
     """Backend of torch.distributed."""
-    visibility: str | None = None
-    """Variable that says which devices a process may use."""
     hidden_by: tuple[tuple[str, ...], ...] = ()
     """Variables that hide devices, applied in order; of a group only the first that is set."""
     device_files: tuple[str, ...] = ()
@@ -188,7 +178,6 @@ class Vendor(Frozen):
     advice: tuple[Advice, ...] = ()
     """What `invoke doctor` looks at on a machine with the vendor's driver."""
     container: ContainerAccess = ContainerAccess()
-    compiler: KernelCompiler
     arch_names: dict[str, str] = Field(default_factory=dict)
     """Spellings of architectures in probes, by the compiler's names."""
     runs_on: tuple[Compatibility, ...] = ()

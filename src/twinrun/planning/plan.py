@@ -10,21 +10,9 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
-from twinrun.manifests.recipe import LoadedRecipe
-from twinrun.manifests.settings import parse_settings
-from twinrun.manifests.stack import LoadedStack
 from twinrun.workloads import load_workload
 from twinrun.workloads.sweep import over_nodes
-from twinrun.workloads.workload import (
-    Choice,
-    Hardware,
-    PlanDescription,
-    PlanPart,
-    PlanRequest,
-    Point,
-    PointPart,
-    Workload,
-)
+from twinrun.workloads.workload import Choice, PlanDescription, PlanPart, PlanRequest, Point, PointPart
 
 
 class Plan(Frozen, Generic[PlanPart, PointPart]):
@@ -80,42 +68,17 @@ class Plan(Frozen, Generic[PlanPart, PointPart]):
 
 
 def resolve(
-    recipe: LoadedRecipe,
-    *,
-    workload: Workload,
-    scale: str,
-    settings: tuple[str, ...],
-    stack: LoadedStack,
-    hardware: Hardware,
-    engine: str,
-    launcher: str,
-    scheduler: str,
-    node_devices: int | None = None,
-    leg: int | None = None,
+    request: PlanRequest, *, engine: str, launcher: str, scheduler: str
 ) -> tuple[Plan, tuple[Choice, ...]]:
     """Turn choices into a plan, and say what the workload chose; pure.
-
-    Args:
-        workload: that of the recipe.
-        settings: `key=value` texts that override fields of the workload's table.
-        node_devices: devices of a node, of which a point fills as many as it needs; None: one has all.
-        leg: the one leg to run, counted from 1; None: everything.
 
     Raises:
         InputError: a setting that does not exist or does not fit.
         MachineError: the devices cannot hold it.
     """
-    planned = workload.plan(
-        PlanRequest(
-            recipe=recipe,
-            scale=scale,
-            overrides=parse_settings(settings),
-            hardware=hardware.model_copy(update={"vendor": stack.stack.vendor}),
-            leg=leg,
-            node_devices=node_devices,
-            stack=stack,
-        )
-    )
+    recipe, stack, gpu = request.recipe, request.stack, request.hardware.gpu
+    workload = load_workload(recipe.workload)
+    planned = workload.plan(request)
     # A path of this machine says nothing elsewhere.
     own = recipe.recipe.script and f"{recipe.recipe.name}/{recipe.recipe.script}"
     script = own if recipe.elsewhere else recipe.recipe.script and recipe.file(recipe.recipe.script)
@@ -125,9 +88,9 @@ def resolve(
         recipe_version=recipe.recipe.version,
         workload=recipe.workload,
         script=script or workload.module or "",
-        scale=scale,
+        scale=request.scale,
         vendor=stack.stack.vendor,
-        gpu=hardware.gpu.id if hardware.gpu else None,
+        gpu=gpu.id if gpu else None,
         stack=stack.stack.name,
         lock_sha256=stack.lock_sha256,
         image=stack.image(),
@@ -135,6 +98,6 @@ def resolve(
         launcher=launcher,
         scheduler=scheduler,
         part=planned.part,
-        points=tuple(over_nodes(point, node_devices) for point in planned.points),
+        points=tuple(over_nodes(point, request.node_devices) for point in planned.points),
     )
     return plan, planned.choices

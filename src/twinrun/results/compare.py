@@ -11,7 +11,6 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
 from twinrun.foundation.text import plain
 from twinrun.manifests.metrics import Metric
-from twinrun.planning.project import Project
 from twinrun.protocol.measurements import Measurement, Per
 from twinrun.results.judged import Judged, gpus_of
 from twinrun.workloads.settings import Factor, Fingerprint, Grade
@@ -110,23 +109,20 @@ class Comparison(Frozen):
     """Largest likely effect on speed first."""
 
 
-def compare(a: Judged, b: Judged, project: Project) -> Comparison:
+def compare(a: Judged, b: Judged) -> Comparison:
     """Put two records of one recipe side by side.
 
     Raises:
         InputError: another recipe, another formula, other units, or nothing that both have measured.
     """
     _demand_equal("the records are of different recipes", a.plan.recipe, b.plan.recipe)
-    points, pairing = (
-        [(one, other) for one in a.points if (other := b.point(one.id))],
-        "those of the same name",
-    )
-    points.sort(key=lambda pair: pair[0].devices)
+    same = ((one, other) for one in a.points if (other := b.point(one.id)))
+    points, pairing = sorted(same, key=lambda pair: pair[0].devices), "those of the same name"
     if not points and a.points and b.points:
         one, other = (max(record.points, key=lambda point: point.devices) for record in (a, b))
         points = [(one, other)]
         pairing = f"none has the same name, so the largest of each: {one.id} of A, {other.id} of B"
-    pairs = tuple(pair for one, other in points for pair in _pairs(a, b, one, other, project))
+    pairs = tuple(pair for one, other in points for pair in _pairs(a, b, one, other))
     if not pairs:
         sides = " and ".join(", ".join(one.id for one in side.points) for side in (a, b))
         message, hint = "nothing was measured in both records", "a run at scale smoke does not time"
@@ -138,7 +134,7 @@ def compare(a: Judged, b: Judged, project: Project) -> Comparison:
         run_b=b.run,
         sha256_a=a.record.sha256,
         sha256_b=b.record.sha256,
-        summary=_summary(a, pairs, found, project),
+        summary=_summary(a, pairs, found),
         pairing=pairing,
         pairs=pairs,
         differences=found,
@@ -150,9 +146,7 @@ def _demand_equal(message: str, a: object, b: object) -> None:
         raise InputError(message, found=f"{a} and {b}", allowed="the same in both records")
 
 
-def _pairs(
-    a: Judged, b: Judged, one: MeasuredPoint, other: MeasuredPoint, project: Project
-) -> list[MeasurementPair]:
+def _pairs(a: Judged, b: Judged, one: MeasuredPoint, other: MeasuredPoint) -> list[MeasurementPair]:
     """Return what two points have both measured; raises InputError where that is of two kinds."""
     found, marks = [], (marks_of(a, one), marks_of(b, other))
     for mine in one.measurements:
@@ -160,7 +154,7 @@ def _pairs(
             continue
         kinds = [f"{it.metric} in {it.unit} per {it.per}, {it.formula}" for it in (mine, theirs)]
         _demand_equal("measurements are in different units, or by different formulas", *kinds)
-        metric = project.metrics[mine.metric]
+        metric = a.project.metrics[mine.metric]
         obstacles = fields_apart(metric, *marks)
         gain = None if obstacles or metric.series else _gain(mine, theirs, metric)
         pair = MeasurementPair(
@@ -191,35 +185,28 @@ def _over(good: float, base: float) -> float:
     return good / base if base else math.inf if good else 1.0
 
 
-def _summary(
-    record: Judged, pairs: Sequence[MeasurementPair], found: Sequence[SettingChange], project: Project
-) -> str:
+def _summary(record: Judged, pairs: Sequence[MeasurementPair], found: Sequence[SettingChange]) -> str:
     """Say which is faster and by how much, and most likely why; of two experiments, what may be compared."""
     refused = [pair for pair in pairs if pair.obstacles]
     compared = {pair.metric for pair in pairs if pair.gain}
     if not refused:
-        return _faster(record, pairs, found, project)
-    titles = ", ".join(dict.fromkeys(project.metrics[pair.metric].title for pair in refused))
+        return _faster(record, pairs, found)
+    titles = ", ".join(dict.fromkeys(record.project.metrics[pair.metric].title for pair in refused))
     why = max((pair.obstacles for pair in refused), key=len)
     more = f" and {len(why) - MAX_REASONS} more" if len(why) > MAX_REASONS else ""
     note = f"Not compared, because the runs differ in {'; '.join(why[:MAX_REASONS])}{more}: {titles}"
     if not compared:
         return f"Two experiments. {note}"
     if compared.isdisjoint(SPEED) and any(pair.metric in SPEED for pair in refused):
-        return f"Two experiments. {note}. {_faster(record, pairs, found, project, better='better')}"
-    return f"{_faster(record, pairs, found, project)}. {note}"
+        return f"Two experiments. {note}. {_faster(record, pairs, found, better='better')}"
+    return f"{_faster(record, pairs, found)}. {note}"
 
 
 def _faster(
-    record: Judged,
-    pairs: Sequence[MeasurementPair],
-    found: Sequence[SettingChange],
-    project: Project,
-    *,
-    better: str = "",
+    record: Judged, pairs: Sequence[MeasurementPair], found: Sequence[SettingChange], *, better: str = ""
 ) -> str:
     """Say which side is better in the metric that stands for the comparison, and most likely why."""
-    measured = {pair.metric for pair in pairs if pair.gain}
+    metrics, measured = record.project.metrics, {pair.metric for pair in pairs if pair.gain}
     preferred = [*(name for name in record.workload.headline if name != "speedup"), *sorted(measured)]
     headline = next((name for name in preferred if name in measured), None)
     if headline is None:
@@ -228,7 +215,7 @@ def _faster(
     # The call of a baseline is somebody else's: it does not count beside ours.
     chosen = [pair for pair in of_metric if "@" not in pair.measurement] or of_metric
     # Times are repeated; scores and losses are not.
-    better = better or ("faster" if project.metrics[headline].repeated else "better")
+    better = better or ("faster" if metrics[headline].repeated else "better")
     gains = [pair.gain for pair in chosen if pair.gain]
     apart = [pair for pair in chosen if not pair.within_spread]
     times = [gain.times for gain in gains]
@@ -240,7 +227,7 @@ def _faster(
     where = first.point_a if first.point_a == first.point_b else f"{first.point_b} against {first.point_a}"
     where = f"{len(chosen)} measurements" if len(chosen) > 1 else where
     shown = f"{ends[0]:.2f} times ({ends[1]:.2f} to {ends[2]:.2f}) {sides[1]}"
-    shown += f" in {project.metrics[headline].title} at {where}"
+    shown += f" in {metrics[headline].title} at {where}"
     if not apart:
         return f"Neither is {better}: B is {shown}, within the spread of the samples"
     many = f", {len(apart)} of which differ by more than their spread" if len(chosen) > 1 else ""
@@ -265,16 +252,12 @@ def conditions(record: Judged, point: MeasuredPoint) -> dict[str, str]:
         "devices": point.devices,
         "nodes": point.nodes,
         "recipe version": plan.recipe_version,
-        "stack": plan.stack,
         "image": environment.image_digest,
         "lock": plan.lock_sha256,
-        "engine": plan.engine,
-        "launcher": plan.launcher,
-        "scheduler": plan.scheduler,
-        "driver": node.driver,
+        **plan.model_dump(include={"stack", "engine", "launcher", "scheduler"}),
+        **node.model_dump(include={"driver", "kernel"}),
         "python": record.record.libraries.get("python"),
         "processors": node.cores,
-        "kernel": node.kernel,
         "host": record.record.allocation.nodes[0],
         "commit": record.record.revision.commit,
         "uncommitted changes": record.record.revision.changes_sha256,

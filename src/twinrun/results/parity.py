@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from twinrun.foundation.errors import InputError, require_known
 from twinrun.foundation.manifest import Frozen
@@ -50,26 +51,20 @@ def held_within(claim: Claim, record: Judged, points: Sequence[MeasuredPoint]) -
 
 
 def held_between(
-    a: Judged,
-    b: Judged,
-    *,
-    points: Sequence[str] = (),
-    metric: Metric,
-    controls: Sequence[Judged] = (),
-    claims: Sequence[Claim] = (),
+    a: Judged, b: Judged, *, points: Sequence[str] = (), controls: Sequence[Judged] = ()
 ) -> tuple[CurveParity, ...]:
-    """Hold the whole curves of two records against each other.
+    """Hold the whole curves of two records against each other, inside the narrowest bound of their recipe.
 
     Args:
         points: one of A and one of B; all that have one name where empty, else the last of each.
         controls: records with further control runs; those of A and B always count, of whichever point.
-        metric: of the loss: its bounds hold where no claim has any, and its evidence is asked of both curves.
-        claims: those of the recipe, whose narrowest bound holds here too.
 
     Raises:
         InputError: no such point, a record without curves, or control runs of another configuration.
     """
-    found = []
+    found, metric = [], a.project.metrics[METRIC]
+    bounds: list[Mapping[Any, float]] = [metric.evidence.bounds]
+    bounds += [claim.bounds for claim in a.recipe.published.claim if claim.metric == METRIC]
     for one, other in _pairs(a, b, points):
         first, second = _traced(a, one, "A"), _traced(b, other, "B")
         further = (
@@ -77,9 +72,8 @@ def held_between(
             *_repeated(b, first, but=other),
             *(curve for record in controls for curve in _repeated(record, first, demanded=True)),
         )
-        bounds = [claim.bounds.get(first.arithmetic, math.inf) for claim in claims if claim.metric == METRIC]
-        bounds.append(metric.evidence.bounds.get(first.arithmetic, math.inf))
-        held = parity(first, second, further=further, bound=min(bounds))
+        bound = min(one.get(first.arithmetic, math.inf) for one in bounds)
+        held = parity(first, second, further=further, bound=bound)
         if held.outcome == "inside" and (doubt := _doubt((a, one), (b, other), metric)):
             held = held.model_copy(update={"outcome": "no-evidence", "reason": doubt})
         found.append(CurveParity(a=first, b=second, parity=held))

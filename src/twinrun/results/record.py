@@ -38,11 +38,6 @@ class Environment(Frozen):
     variables: dict[str, str]
     """Environment variables that steer the frameworks, of a list of names; what looks secret is left out."""
 
-    @property
-    def as_locked(self) -> bool:
-        """Whether versions and files are those of the lock."""
-        return not self.lock_differences and not self.changed_files
-
 
 class Record(Frozen, Generic[PlanPart, PointPart, RankResult]):
     """record.json: what was planned, where it ran, and what came back; nothing that follows from these."""
@@ -78,13 +73,9 @@ class Record(Frozen, Generic[PlanPart, PointPart, RankResult]):
         """Versions of the libraries that the ranks imported."""
         return {name: version for one in self.points for name, version in one.result.libraries.items()}
 
-    def digest(self) -> str:
-        """Return the digest that `sha256` must hold."""
-        return content_digest(self.model_dump(mode="json"))
-
     def with_digest(self) -> Self:
         """Return the record with its digest filled in."""
-        return self.model_copy(update={"sha256": self.digest()})
+        return self.model_copy(update={"sha256": content_digest(self.model_dump(mode="json"))})
 
 
 def write_record(path: Path, record: Record) -> None:

@@ -19,6 +19,7 @@ from twinrun.foundation.text import duration, number, plural
 from twinrun.machine.inventory import detect, misfit, processor, refuse_misfit
 from twinrun.manifests.cluster import LoadedSite, load_site
 from twinrun.manifests.recipe import SCALES, LoadedRecipe
+from twinrun.manifests.settings import parse_settings
 from twinrun.manifests.stack import LoadedStack
 from twinrun.manifests.vendor import Vendor, require_vendor
 from twinrun.planning.plan import Plan, resolve
@@ -26,7 +27,7 @@ from twinrun.planning.project import Project
 from twinrun.protocol.allocation import Machine
 from twinrun.workloads import load_workload
 from twinrun.workloads.sweep import refuse
-from twinrun.workloads.workload import Choice, Hardware, Point, Workload
+from twinrun.workloads.workload import Choice, Hardware, PlanRequest, Point, Workload
 
 NO_SITE = "default when no --cluster is given"
 # The choice that says of a site that its network does not do what is declared; the record has it.
@@ -132,19 +133,16 @@ def select(project: Project, request: Request) -> Selection:
     hardware = _hardware(project, recipe, machine, site, scale=scale.value).model_copy(
         update={"nodes": min(nodes, default=None), "vendor": stack.stack.vendor}
     )
-    plan, planned = resolve(
-        recipe,
+    asked = PlanRequest(
+        recipe=recipe,
         scale=scale.value,
-        settings=request.set,
+        overrides=parse_settings(request.set),
         stack=stack,
         hardware=hardware,
-        engine=engine.value,
-        launcher=launcher.value,
-        scheduler=scheduler.value,
         node_devices=site.site.devices_per_node if site else None,
         leg=request.leg,
-        workload=workload,
     )
+    plan, planned = resolve(asked, engine=engine.value, launcher=launcher.value, scheduler=scheduler.value)
     starter = load_launcher(plan.launcher)
     if reason := starter.unusable(giver.abilities):
         raise MachineError(reason, place=f"--launcher {plan.launcher}", found=plan.scheduler)
