@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from twinrun.foundation.manifest import Frozen
 from twinrun.manifests.recipe import LoadedRecipe
@@ -39,14 +41,16 @@ def keys_of(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield prefix + name, value
 
 
-def other_values(key: str, value: Any, schema: Mapping[str, Any], recipe: LoadedRecipe) -> list[Any]:
+def other_values(key: str, value: Any, recipe: LoadedRecipe) -> list[Any]:
     """Return values of the key's type, none of them the recipe's, the likeliest first."""
     name, tables = key.rpartition(".")[2], recipe.tables
     if name in ("model", "data") and value is not None:
         return [one for one in getattr(tables, f"{name}s" if name == "model" else name) if one != value]
     if key.startswith("reports."):
         return ["another unit"]
-    listed = [one for one in _listed(_property(schema, key)) if one != value]
+    holder = functools.reduce(getattr, key.split(".")[:-1], table_of(recipe))
+    field = type(holder).model_fields.get(name) if isinstance(holder, Frozen) else None
+    listed = [one for one in _listed(field and field.annotation) if one != value]
     if isinstance(value, bool):
         return [not value, *listed]
     if isinstance(value, int):
@@ -62,36 +66,17 @@ def other_values(key: str, value: Any, schema: Mapping[str, Any], recipe: Loaded
     return [*listed, *(one for one in NAMED.get(name, [1]) if one != value), True]
 
 
-def _property(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the schema of a key, references resolved."""
-    found: Mapping[str, Any] = schema
-    for name in key.split("."):
-        found = _resolved(schema, found.get("properties", {}).get(name, {}))
-    return found
-
-
-def _resolved(schema: Mapping[str, Any], found: Mapping[str, Any]) -> Mapping[str, Any]:
-    named = [one for one in (found, *found.get("anyOf", ())) if "$ref" in one]
-    return schema["$defs"][named[0]["$ref"].rpartition("/")[2]] if named else found
-
-
-def _listed(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the values that a schema lists."""
-    yield from schema.get("enum", ())
-    if "const" in schema:
-        yield schema["const"]
-    for one in schema.get("anyOf", ()):
-        yield from _listed(one)
+def _listed(kind: Any) -> Iterator[Any]:
+    """Yield the values that a type lists."""
+    for one in get_args(kind):
+        if get_origin(kind) is Literal:
+            yield one
+        else:
+            yield from _listed(one)
 
 
 def written(value: Any) -> str:
     """Return a value as `--set` takes it."""
     if isinstance(value, list):
         return f"[{', '.join(map(written, value))}]"
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else f'"{value}"'
-        if isinstance(value, str)
-        else repr(value)
-    )
+    return json.dumps(value) if isinstance(value, bool | str) else repr(value)

@@ -8,42 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import docker
-from docker import DockerClient
-
-from tests.tiny_stack import STACK, Checkout, commit, make_real_checkout
-from twinrun.images.apt_archive import fetch_packages
-from twinrun.manifests.locks import load_apt_lock, load_image_lock
+from tests.tiny_stack import STACK, Checkout
 from twinrun.manifests.stack import expected_stamps, load_manifest
 
 SECONDS = 900
-
-
-def open_engine() -> Iterator[DockerClient]:
-    """Yield the engine of this machine, and leave none of the small stack's images in it."""
-    engine: DockerClient = docker.from_env(timeout=SECONDS)
-    yield engine
-    for image in engine.images.list(name="twinrun-test/tiny"):
-        engine.images.remove(str(image.id), force=True)
-    engine.api.prune_builds()
-    engine.close()
-
-
-def carried_checkout(folder: Path) -> Checkout:
-    """Return the small stack with all its packages in a folder: everything after this needs no network."""
-    made = make_real_checkout(folder)
-    commit(made.root)
-    stack = made.root / "images/stacks" / STACK
-    lock, epoch = load_apt_lock(stack), load_image_lock(stack).epoch
-    for package, path in fetch_packages(lock.all(), epoch=epoch).items():
-        copy = made.wheelhouse / package.path
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)
-    return made
 
 
 def another(checkout: Checkout, root: Path, *, instead: tuple[str, str] | None = None) -> Checkout:

@@ -47,12 +47,9 @@ def refused(file: Path, content: str | bytes) -> InputError:
 
 
 def test_a_good_file_is_read(file: Path) -> None:
-    file.write_text(
-        'name = "x"\nshare = 1\ninner = { kind = "b", sizes = [1, 2] }\n[[row]]\n', encoding="utf-8"
-    )
-    assert load_toml(file, Manifest) == Manifest(
-        name="x", share=1.0, inner=Inner(kind="b", sizes=(1, 2)), row=(Inner(),)
-    )
+    file.write_text('name = "x"\nshare = 1\ninner = { kind = "b", sizes = [1, 2] }\n[[row]]\n')
+    inner = Inner(kind="b", sizes=(1, 2))
+    assert load_toml(file, Manifest) == Manifest(name="x", share=1.0, inner=inner, row=(Inner(),))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +71,7 @@ def test_an_unknown_key_is_told_with_those_allowed_and_the_nearest(
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "found"),
+    ("text", "place", "found"),
     [
         ("count = '1'", "count", "'1'"),
         ("count = 1.5", "count", "1.5"),
@@ -83,30 +80,21 @@ def test_an_unknown_key_is_told_with_those_allowed_and_the_nearest(
         ("inner = { kind = 'c' }", "inner.kind", "'c'"),
         ("inner = { sizes = [1, 'x'] }", "inner.sizes.1", "'x'"),
         ("inner = 1", "inner", "1"),
+        # Broken TOML, and keys given twice, by their lines.
+        ("count = 1\nname = 'y'\nshare = 1.0", "3", None),
+        ("[inner]\n[table]\n[inner]\nname = 1", "4", None),
+        ("count = = 1\nshare = 1.0", "2", None),
+        ("\n\ncount = 01\nshare = 1.0", "4", None),
+        ("row = [", "3", None),
+        ('inner = "x', "2", None),
     ],
 )
-def test_a_wrong_value_is_told_with_its_key(file: Path, text: str, key: str, found: str) -> None:
-    error = refused(file, f'name = "x"\n{text}\n')
-    assert (error.place, error.found) == (f"{file}:{key}", found)
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ('name = "x"\ncount = 1\nname = "y"\nshare = 1.0\n', 3),
-        ("[inner]\n[table]\n[inner]\nname = 1\n", 3),
-        ('name = "x"\ncount = = 1\nshare = 1.0\n', 2),
-        ('name = "x"\n\n\ncount = 01\nshare = 1.0\n', 4),
-        ('name = "x"\nrow = [', 2),
-        ('name = "x\n', 1),
-    ],
-)
-def test_broken_toml_and_a_key_given_twice_are_told_with_file_and_line(
-    file: Path, text: str, line: int
+def test_a_wrong_value_is_told_with_its_key_or_line(
+    file: Path, text: str, place: str, found: str | None
 ) -> None:
-    error = refused(file, text)
-    assert error.place == f"{file}:{line}"
-    assert error.message.startswith("broken TOML: ")
+    error = refused(file, f'name = "x"\n{text}\n')
+    assert (error.place, error.found) == (f"{file}:{place}", found)
+    assert found or error.message.startswith("broken TOML: ")
 
 
 def test_what_is_no_manifest_is_refused(file: Path) -> None:
@@ -126,21 +114,6 @@ def test_what_is_no_manifest_is_refused(file: Path) -> None:
             load_toml(path, Manifest)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('{"name": "a", "name": "b"}', "the key 'name' stands twice"),
-        (r'{"name": "\ud800"}', "not JSON: unexpected end of hex escape"),
-    ],
-)
-def test_json_that_two_readers_could_understand_in_two_ways_is_refused(
-    tmp_path: Path, text: str, said: str
-) -> None:
-    (tmp_path / "item.json").write_text(text)
-    with pytest.raises(InputError, match=said):
-        load_json(tmp_path / "item.json", Manifest)
-
-
 DEEP = (
     "inner = " + "[" * 50_000,
     "inner = " + "[" * 400 + "]" * 400,
@@ -149,11 +122,12 @@ DEEP = (
     f"count = {'9' * 5000}",
 )
 NO_JSON = ("", "{", "[" * 100_000, '{"name": ' + "9" * 5000 + "}", '{"name": "x", "nome": 1}')
+# Two readers could understand these in two ways.
+TWICE = ('{"name": "a", "name": "b"}', r'{"name": "\ud800"}')
+CASES = [(load_toml, one) for one in DEEP] + [(load_json, one) for one in NO_JSON + TWICE]
 
 
-@pytest.mark.parametrize(
-    ("read", "text"), [*((load_toml, one) for one in DEEP), *((load_json, one) for one in NO_JSON)]
-)
+@pytest.mark.parametrize(("read", "text"), CASES)
 def test_what_no_parser_can_hold_is_an_error_in_the_file(
     file: Path, read: Callable[..., Manifest], text: str
 ) -> None:
@@ -233,11 +207,10 @@ def test_a_mutated_manifest_is_read_or_refused(tree: Path, name: str) -> None:
         ("a." * 100_000 + "a=1", "a key of too many parts"),
         ("\n[" + "a." * 100_000 + "a]", "bomb.toml:2: a key of too many parts"),
         ("x={" + "a." * 100_000 + "a=1}", "a key of too many parts"),
-        ('"a".' * 50_000 + "a=1", "a key of too many parts"),
         ("'a' . " * 50_000 + "a=1", "a key of too many parts"),
         ("\N{ZERO WIDTH NO-BREAK SPACE}a=1", "a byte order mark"),
     ],
-    ids=["escaped", "key", "table", "inline", "quoted", "spaced", "mark"],
+    ids=["escaped", "key", "table", "inline", "spaced", "mark"],
 )
 def test_keys_that_take_the_memory_are_refused_unread(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "bomb.toml").write_text(text, encoding="utf-8")

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import venv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.machine.played import play
 from tests.machine.stand_in import pynvml
-from twinrun.foundation.cache import cache_root
+from twinrun.foundation.cache import COMPLETE, cache_root, environment_folder
 from twinrun.machine import checks, daemon
 from twinrun.machine.checks import HostCheck, check_devices
 from twinrun.machine.devices import discover
 from twinrun.machine.doctor import Diagnosis, diagnose
+from twinrun.manifests.stack import load_stack, stamp
 from twinrun.manifests.vendor import load_gpus, load_vendors
 
 ROOT = Path(__file__).parents[2]
@@ -171,3 +175,93 @@ def test_cache_root_prefers_its_own_variable(monkeypatch: pytest.MonkeyPatch, tm
     assert cache_root() == tmp_path / "x" / "twinrun"
     monkeypatch.setenv("TWINRUN_CACHE", "~/own")
     assert cache_root() == tmp_path / "own"
+
+
+@pytest.fixture
+def environment(root: Path) -> Path:
+    """A whole environment of the stack, with one package as it is locked."""
+    stack = root / "images" / "stacks" / "plain"
+    lock = f"{stamp(stack / 'requirements.in')}\nwhole-package==1.2\nother==1 ; python_version < '3'\n"
+    (stack / "requirements.lock").write_text(lock, encoding="utf-8")
+    folder = environment_folder("plain", load_stack(root, "plain").requirements_sha256(root))
+    venv.create(folder, symlinks=True)
+    (folder / COMPLETE).touch()
+    (site,) = folder.glob("lib/python*/site-packages")
+    files = {
+        "whole_package/__init__.py": "",
+        "whole_package-1.2.dist-info/METADATA": "Metadata-Version: 2.1\nName: Whole_Package\nVersion: 1.2\n",
+        "whole_package-1.2.dist-info/RECORD": "whole_package/__init__.py,,\n",
+    }
+    for name, text in files.items():
+        (site / name).parent.mkdir(exist_ok=True)
+        (site / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def remove_interpreter(folder: Path) -> None:
+    for path in (folder / "bin").glob("python*"):
+        path.unlink()
+        path.symlink_to("no-such-python")
+
+
+def break_interpreter(folder: Path) -> None:
+    python = folder / "bin" / "python"
+    python.unlink()
+    python.write_text("#!/bin/sh\necho 'libpython3.11.so: cannot open' >&2; exit 127\n", encoding="utf-8")
+    python.chmod(0o755)
+
+
+def change_version(folder: Path) -> None:
+    (metadata,) = folder.glob("lib/python*/site-packages/*/METADATA")
+    metadata.write_text("Name: whole-package\nVersion: 1.3\n", encoding="utf-8")
+
+
+def remove_marker(folder: Path) -> None:
+    (folder / COMPLETE).unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (remove_interpreter, "its interpreter fails: cannot start: No such file or directory"),
+        (break_interpreter, "its interpreter fails: libpython3.11.so: cannot open"),
+        (change_version, "not as locked: whole-package"),
+        (remove_marker, "not installed to the end, or by an older twinrun"),
+    ],
+)
+def test_broken_environment_is_named(
+    root: Path, environment: Path, damage: Callable[[Path], None], found: str
+) -> None:
+    damage(environment)
+    diagnosis = diagnose(root)
+    check = named(diagnosis, "environment (plain)")
+    assert check.found == found
+    assert named(diagnosis, "environments").found == "0 of 1 made"
+    # An engine makes an unfinished environment again by itself; it trusts one that is marked as complete.
+    expected = ("warn", 0) if damage is remove_marker else ("fail", 3)
+    assert (check.status, diagnosis.exit_code) == expected
+    assert damage is remove_marker or f"`rm -r {environment}`" in str(check.hint)
+
+
+def test_a_stop_says_which_checks_ended(root: Path) -> None:
+    (root / "recipes").mkdir(exist_ok=True)
+    checks = root / "images" / "stacks" / "plain" / "checks"
+    checks.mkdir()
+    (checks / "first.py").write_text("print('fine')\n", encoding="utf-8")
+    (checks / "second.py").write_text("import time; time.sleep(60)\n", encoding="utf-8")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "twinrun", "doctor", "--stack", "plain", "--engine", "host"],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    told: list[str] = []
+    while not told or told[-1] not in ("first: ok\n", ""):
+        told.append(process.stderr.readline())
+    assert told[-2:] == ["first: running, 3 of 4\n", "first: ok\n"]
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert "error: plain: stopped; checks that ended: files: ok, versions: ok, first: ok\nhint: " in error

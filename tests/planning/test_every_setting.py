@@ -27,8 +27,7 @@ COMPANIONS = {
 
 def changed(recipe: LoadedRecipe, key: str, value: Any) -> tuple[Plan, Plan] | str:
     """Return plans at the paper scale without and with another value of a key, or why each is refused."""
-    schema, name = type(table_of(recipe)).model_json_schema(), recipe.recipe.name
-    others = other_values(key, value, schema, recipe)
+    name, others = recipe.recipe.name, other_values(key, value, recipe)
     reasons = [] if others else ["the recipe has no other"]
     for beside in ((), *COMPANIONS.get(key.rpartition(".")[2], ())):
         for other in others:

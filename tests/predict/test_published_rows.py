@@ -177,10 +177,3 @@ def test_what_a_layout_switches_costs_and_saves_what_it_should() -> None:
     assert seconds(often, **more) > 1.02 * seconds(once, **more)
     # Two ranks to a sequence have half of its tokens each, and keys and values to exchange.
     assert seconds(whole) < seconds(whole.replace(context=2)) < 2 * seconds(whole)
-
-
-def test_experts_take_the_time_of_the_fullest_and_exchange_tokens() -> None:
-    layout = SHARDED.replace(global_batch=512, microbatch=8)
-    dense, sparse = (of("h200", layout, model=one) for one in ("gpt3-125m", "gpt3-125m-moe"))
-    assert told(sparse).seconds > told(dense).seconds
-    assert sparse.half > dense.half
