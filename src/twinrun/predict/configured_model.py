@@ -63,10 +63,6 @@ class ConfiguredShape(ModelShape):
     """Features of a head that positions turn, one set of keys for all heads."""
     value_head: Positive | None = None
 
-    def parameters(self) -> int:
-        """Count the parameters."""
-        return self.work().parameters
-
     def flops_per_token(self) -> int:
         """Return the FLOP of a token, forward and backward, with the causal half of attention."""
         return generic_flops(self.work())

@@ -61,29 +61,20 @@ class LlamaShape(ModelShape):
         """Return the number of heads of keys and values."""
         return self.groups
 
-    def head_size(self) -> int:
-        """Return the width of a head."""
-        return self.width // self.heads
-
-    def parameters(self) -> int:
-        """Count the parameters."""
-        return self.work().parameters
-
     def flops_per_token(self) -> int:
         """Return the FLOP of a token, forward and backward, with the causal half of attention."""
         return self.flops_by_formula()[self.formula]
 
     def flops_by_formula(self) -> dict[str, int]:
         """Return the FLOP of a token with the causal half of attention, and with the whole."""
-        work = self.work()
-        weights = self.layers * sum(one.weights for one in work.block.products) + work.head.weights
-        attention = self.layers * self.width * self.sequence
+        weights, attention = self.work().multiplied, self.layers * self.width * self.sequence
         counts = 6 * weights + 6 * attention, 6 * weights + 12 * attention
         return dict(zip(self.formulas, counts, strict=True))
 
     def work(self) -> ModelWork:
         """Return what a pass has to do."""
-        width, hidden, shared = self.width, self.hidden, self.groups * self.head_size()
+        width, hidden, head_size = self.width, self.hidden, self.width // self.heads
+        shared = self.groups * head_size
         products = (
             Product(width, width, "columns"),
             Product(2 * shared, width, "columns"),
@@ -104,7 +95,7 @@ class LlamaShape(ModelShape):
             kept_input=2 * width,
             attention_flops=4 * self.sequence * width,
             scores=self.heads * self.sequence,
-            head=self.head_size(),
+            head=head_size,
             keys=2 * shared,
         )
         head = Product(self.vocabulary, width, "columns")

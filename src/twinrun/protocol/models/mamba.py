@@ -47,20 +47,9 @@ class MambaShape(ModelShape):
         """Return the channels of the convolution and the scan."""
         return self.expansion * self.width
 
-    def products(self) -> int:
-        """Count the weights of all matrix products, the head included and the embedding not."""
-        projections = 3 * self.width + 2 * self.rank + 2 * self.states
-        return self.layers * self.channels * projections + self.vocabulary * self.width
-
-    def parameters(self) -> int:
-        """Count the parameters; the head is its own matrix."""
-        vectors = self.convolution + 1 + 1 + self.states + 1
-        block = self.channels * vectors + self.width
-        return self.products() + self.vocabulary * self.width + self.layers * block + self.width
-
     def flops_per_token(self) -> int:
         """Return the FLOP of a token, forward and backward, as the publication's code counts them."""
-        return 6 * self.products() + 27 * self.layers * self.states * self.width
+        return 6 * self.work().multiplied + 27 * self.layers * self.states * self.width
 
     def work(self) -> ModelWork:
         """Return what a pass has to do."""

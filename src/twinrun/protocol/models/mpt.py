@@ -51,20 +51,6 @@ class MptShape(ModelShape):
         """Return the number of attention heads."""
         return self.heads
 
-    def head_size(self) -> int:
-        """Return the width of a head."""
-        return self.width // self.heads
-
-    def parameters(self) -> int:
-        """Count the parameters, norms and position rows included."""
-        width, rows = self.width, self.vocabulary + (0 if self.alibi else self.sequence)
-        attention = 4 * width * width + 4 * width
-        feed_forward = 2 * self.expansion * width * width + (self.expansion + 1) * width
-        norms = 4 * width
-        whole = rows * width + self.layers * (attention + feed_forward + norms) + 2 * width
-        others = (self.experts - 1) * feed_forward if self.experts else 0
-        return whole + self.layers * (others + self._router())
-
     def flops_per_token(self) -> int:
         """Return the FLOP of a token, forward and backward, no causal discount; one expert computes it."""
         dense = self.model_copy(update={"experts": None}) if self.experts else self
@@ -90,7 +76,7 @@ class MptShape(ModelShape):
             kept_input=INPUT_BYTES_PER_FEATURE * width,
             attention_flops=4 * self.sequence * width,
             scores=self.heads * self.sequence,
-            head=self.head_size(),
+            head=width // self.heads,
             keys=2 * width,
         )
         return ModelWork(

@@ -97,6 +97,11 @@ class ModelWork:
     """Bytes of a logit beside what blocks keep; 0 where these count the head."""
 
     @property
+    def multiplied(self) -> int:
+        """Weights of all matrix products, the head included and the embedding not."""
+        return self.layers * sum(one.weights for one in self.block.products) + self.head.weights
+
+    @property
     def parameters(self) -> int:
         """Parameters of the whole model, its last norm included."""
         head = 0 if self.tied else self.head.weights
@@ -128,9 +133,9 @@ class ModelShape(Frozen):
         """Identifier of the formula that it is compared by."""
         return self.formulas[0]
 
-    @abstractmethod
     def parameters(self) -> int:
         """Count the parameters; ranks count them again on the meta device."""
+        return self.work().parameters
 
     @abstractmethod
     def flops_per_token(self) -> int:
@@ -154,4 +159,4 @@ class ModelShape(Frozen):
 
     def head_size(self) -> int:
         """Return the width of an attention head, 0 without attention."""
-        return 0
+        return self.work().block.head
