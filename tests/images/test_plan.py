@@ -15,9 +15,9 @@ from tests.goldens import check_entry, check_golden, laid_out, shortened
 from tests.tiny_stack import ROOT, STACK, Checkout, digest, make_checkout, wheel
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.redaction import redacted
-from twinrun.images.command import BuildRequest, plan_request
+from twinrun.images.command import plan_request
 from twinrun.images.context import Context, collect
-from twinrun.images.plan import choose_stack, plan_build
+from twinrun.images.plan import BuildRequest, choose_stack, plan_build
 from twinrun.images.wheels import Entries, fetch_wheels
 from twinrun.manifests.locks import SourcePackage
 from twinrun.manifests.stack import find_stacks
@@ -39,9 +39,7 @@ def collected(checkout: Checkout, **options: object) -> Context:
     request = BuildRequest(vendor="cpu", stack=STACK, wheelhouse=checkout.wheelhouse, base=checkout.base)
     request = replace(request, **options)  # type: ignore[arg-type]
     plan = plan_request(checkout.root, request)
-    return collect(
-        plan, checkout.root, wheelhouse=request.wheelhouse, base=request.base, say=lambda text: None
-    )
+    return collect(plan, checkout.root, request, say=lambda text: None)
 
 
 @pytest.mark.parametrize("name", STACKS)

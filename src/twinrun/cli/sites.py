@@ -22,6 +22,7 @@ from twinrun.foundation.terminal import VisibleConsole
 from twinrun.foundation.text import plural
 from twinrun.images import checks, command, local_cluster
 from twinrun.images import lock as locks
+from twinrun.images.plan import BuildRequest
 from twinrun.machine.doctor import diagnose
 from twinrun.manifests.cluster import FILE, known_gpus, load_site
 from twinrun.planning.project import Project
@@ -30,10 +31,10 @@ from twinrun.runs.prepared import demand_room
 
 Parts = tuple[Literal["python", "system"], ...]
 Do = Literal["up", "status", "down", "describe"]
-_NOTHING = command.BuildRequest()
+_NOTHING = BuildRequest()
 
 
-def build(*, request: Annotated[command.BuildRequest, Parameter("*")] = _NOTHING, dry: Dry = False) -> Shown:
+def build(*, request: Annotated[BuildRequest, Parameter("*")] = _NOTHING, dry: Dry = False) -> Shown:
     """Build the image of a stack from its locks.
 
     Args:

@@ -18,7 +18,7 @@ from twinrun.foundation.files import sha256_of_bytes
 from twinrun.foundation.manifest import Frozen
 from twinrun.images.context import Context, collect, exhausted, write_wheelhouse
 from twinrun.images.engine import find_client, load, pull, run_build
-from twinrun.images.plan import BuildPlan, build_arguments
+from twinrun.images.plan import BuildPlan, BuildRequest, build_arguments
 from twinrun.machine import daemon
 from twinrun.manifests.image_identity import record_built
 
@@ -54,22 +54,8 @@ class Builder:
         self._log = log
         self._say = say
 
-    def build(
-        self,
-        *,
-        wheelhouse: Path | None = None,
-        base: Path | None = None,
-        index: str | None = None,
-        save_to: Path | None = None,
-        anew: bool = False,
-    ) -> BuiltImage:
+    def build(self, request: BuildRequest) -> BuiltImage:
         """Build the image, unless the engine has the one that was built of these inputs.
-
-        Args:
-            wheelhouse, base, index: as `collect` takes them.
-            save_to: archive of the image to write; a name without `.tar` is a folder, which gets all that a
-                build needs too.
-            anew: build it also when the engine has it.
 
         Raises:
             InputError: a file is missing or not the locked one; nothing was started.
@@ -94,21 +80,19 @@ class Builder:
         places = [*([engine] if engine.is_dir() else []), cache_root()]
         needed = 0
         with locked(cache_root() / f"build-{stack.name}.lock"):
-            existing = None if anew else self._known()
-            if existing and not save_to:
+            existing = self._known()
+            if existing and not request.save:
                 return self._tagged(existing)
             try:
-                context = collect(
-                    plan, self._root, wheelhouse=wheelhouse, base=base, index=index, say=self._say
-                )
+                context = collect(plan, self._root, request, say=self._say)
                 needed = context.bytes_needed()
                 if min(shutil.disk_usage(place).free for place in places) < needed:
                     raise exhausted(places, needed)
                 with self._work() as work:
                     archive, identity = self._archive(context, work)
                     built = self._tagged(existing) if existing else self._load(archive, identity)
-                    if save_to:
-                        _save(archive, context, plan, save_to)
+                    if request.save:
+                        _save(archive, context, plan, request.save)
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise

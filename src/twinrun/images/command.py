@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -19,36 +19,12 @@ from twinrun.images.builder import Builder, BuiltImage
 from twinrun.images.context import collect
 from twinrun.images.engine import push
 from twinrun.images.inventory import ImageInventory
-from twinrun.images.plan import BuildPlan, choose_stack, plan_build
+from twinrun.images.plan import BuildPlan, BuildRequest, choose_stack, plan_build
 from twinrun.machine import daemon
 from twinrun.manifests.stack import framework_index
 
 _SHOWN_CHARACTERS = 150
 _BY_DIGEST = re.compile(r"[a-z0-9][a-z0-9._:/-]*@sha256:[0-9a-f]{64}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildRequest:
-    """Options of `invoke build`."""
-
-    stack: str | None = None
-    """folder of images/stacks"""
-    vendor: str | None = None
-    """folder of images/vendors; alone it means the stack that the recipes use there"""
-    pull: str | None = None
-    """repository@sha256:DIGEST of a registry to take the image from instead"""
-    push: str | None = None
-    """repository of a registry to push the image to"""
-    save: Path | None = None
-    """FILE.tar to write the image to, or a folder for it and all that a build needs"""
-    base: Path | None = None
-    """tar of the locked root file system, where mmdebstrap cannot make it"""
-    wheelhouse: Path | None = None
-    """folder with all packages; nothing is downloaded then"""
-    index: str | None = None
-    """URL in place of the framework's own package index; $TWINRUN_INDEX when left out"""
-    context: Path | None = None
-    """new folder to write for `docker build`; nothing is built then"""
 
 
 class BuildProgress(LiveProgress):
@@ -113,10 +89,7 @@ def plan_request(root: Path, request: BuildRequest) -> BuildPlan:
 def write_context(root: Path, plan: BuildPlan, request: BuildRequest, say: Callable[[str], None]) -> Path:
     """Write the folder that `docker build` takes; raises InputError, MachineError."""
     assert request.context is not None
-    files = collect(
-        plan, root, wheelhouse=request.wheelhouse, base=request.base, index=request.index, say=say
-    )
-    files.write(request.context, root)
+    collect(plan, root, request, say=say).write(request.context, root)
     return request.context
 
 
@@ -124,31 +97,17 @@ def run_build(root: Path, plan: BuildPlan, request: BuildRequest, say: Callable[
     """Build the image, write its inventory, push it and save it; raises as `Builder.build`."""
     tag = plan.image.rpartition(":")[2]
     folder = root / "runs" / "images" / plan.stack.stack.name / tag
-    client = daemon.connect()
-    try:
+    with contextlib.closing(daemon.connect()) as client:
         builder = Builder(client, plan, root=root, log=folder / "build.log", say=say)
-        built = (
-            builder.adopt(request.pull)
-            if request.pull
-            else builder.build(
-                wheelhouse=request.wheelhouse,
-                base=request.base,
-                index=request.index,
-                save_to=request.save,
-            )
-        )
+        built = builder.adopt(request.pull) if request.pull else builder.build(request)
         manifest = folder / "manifest.json"
         if not manifest.is_file() or load_json(manifest, ImageInventory).digest != built.id:
             # The libraries of the SBOM are slow to import.
             from twinrun.images.inspection import write_inventory
 
             write_inventory(client, built.image, plan.stack, root=root, folder=folder, used=built.wheels)
-        pushed = None
-        if request.push:
-            pushed = f"{request.push}@{push(client, plan.image, request.push, tag)}"
+        pushed = f"{request.push}@{push(client, plan.image, request.push, tag)}" if request.push else None
         return BuildResult(built=built, folder=folder, pushed=pushed, saved=request.save)
-    finally:
-        client.close()
 
 
 def plan_lines(plan: BuildPlan) -> list[str]:

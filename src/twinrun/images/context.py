@@ -14,7 +14,7 @@ from twinrun.foundation.cache import tracked_files
 from twinrun.foundation.errors import MachineError
 from twinrun.foundation.text import size
 from twinrun.images.apt_archive import fetch_packages
-from twinrun.images.plan import BuildPlan
+from twinrun.images.plan import BuildPlan, BuildRequest
 from twinrun.images.root_filesystem import ARCHIVE, root_file_system
 from twinrun.images.wheels import fetch_wheels, requirements_text
 from twinrun.manifests.stack import DOCKERFILE, framework_index
@@ -65,34 +65,21 @@ class Context:
             (folder / name).chmod(0o644)
 
 
-def collect(
-    plan: BuildPlan,
-    root: Path,
-    *,
-    wheelhouse: Path | None = None,
-    base: Path | None = None,
-    index: str | None = None,
-    say: Callable[[str], None],
-) -> Context:
-    """Fetch and verify every file of an image.
-
-    Args:
-        wheelhouse: folder with all packages; nothing is downloaded then.
-        base: the root file system as a tar.
-        index: in place of the framework's own package index.
+def collect(plan: BuildPlan, root: Path, request: BuildRequest, *, say: Callable[[str], None]) -> Context:
+    """Fetch and verify every file of an image, from where `request` says.
 
     Raises:
         InputError: a file is missing or not the locked one.
         MachineError: a file cannot be downloaded.
     """
-    stack = plan.stack
+    stack, wheelhouse, base = plan.stack, request.wheelhouse, request.base
     say(f"{len(plan.system.all())} system packages, {len(plan.python) + len(plan.tools)} Python packages")
     build = plan.system.build if plan.kernels else ()
     # A root file system that is given needs none of its packages.
     wanted = plan.system.all() if wheelhouse and not base else build
     debs = fetch_packages(wanted, epoch=plan.epoch, folder=wheelhouse)
     files = {f"packages/{one.name}_{one.sha256[:12]}.deb": debs[one] for one in build}
-    address = framework_index(stack.stack, asked=index)
+    address = framework_index(stack.stack, asked=request.index)
     python, tools = (
         fetch_wheels(entries, lock=lock, wheelhouse=wheelhouse, stack=stack.stack, index=address, say=say)
         for entries, lock in ((plan.python, "requirements.lock"), (plan.tools, "build.lock"))

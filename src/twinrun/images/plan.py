@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from dataclasses import dataclass
 from pathlib import Path
 
 from twinrun.foundation.cache import tracked_files
@@ -13,6 +13,30 @@ from twinrun.manifests.image_identity import rfc3339
 from twinrun.manifests.locks import AptLock
 from twinrun.manifests.stack import INPUTS_LABEL, LoadedStack, find_stacks, load_stack
 from twinrun.manifests.vendor import load_vendors, require_vendor
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildRequest:
+    """Options of `invoke build`."""
+
+    stack: str | None = None
+    """folder of images/stacks"""
+    vendor: str | None = None
+    """folder of images/vendors; alone it means the stack that the recipes use there"""
+    pull: str | None = None
+    """repository@sha256:DIGEST of a registry to take the image from instead"""
+    push: str | None = None
+    """repository of a registry to push the image to"""
+    save: Path | None = None
+    """FILE.tar to write the image to, or a folder for it and all that a build needs"""
+    base: Path | None = None
+    """tar of the locked root file system, where mmdebstrap cannot make it"""
+    wheelhouse: Path | None = None
+    """folder with all packages; nothing is downloaded then"""
+    index: str | None = None
+    """URL in place of the framework's own package index; $TWINRUN_INDEX when left out"""
+    context: Path | None = None
+    """new folder to write for `docker build`; nothing is built then"""
 
 
 class BuildPlan(Frozen):
@@ -47,20 +71,17 @@ class BuildPlan(Frozen):
             "SOURCE_DATE_EPOCH": str(self.epoch),
         }
 
-    def entries(self) -> dict[str, Sized]:
-        """Return what the locks name, by the part of the image that takes it."""
-        system = {"system": self.system.root, "system to compile": self.system.build}
-        return {**system, "python": self.python, "python to compile": self.tools}
-
     def summary(self) -> dict[str, object]:
         """Return what `--dry` prints."""
+        files = {"system": len(self.system.root), "system to compile": len(self.system.build)}
+        files |= {"python": len(self.python), "python to compile": len(self.tools)}
         return {
             "image": self.image,
             "platform": self.stack.stack.platform,
             "archs": list(self.stack.stack.archs),
             "root": self.root,
             "layers": list(self.layers),
-            "files": {name: len(entries) for name, entries in self.entries().items()},
+            "files": files,
             "kernels": list(self.kernels),
             "labels": self.labels,
             "command": ["docker", *build_arguments("{context}", archive="-")],
