@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from twinrun.checkpoints import safetensors
-from twinrun.checkpoints.folder import MANIFEST, DamagedError, FolderStore, Sink
+from twinrun.checkpoints.folder import MANIFEST, FolderStore, Sink, demand_written
 from twinrun.checkpoints.manifest import FORMAT, CheckpointManifest, StoredTensor
 from twinrun.checkpoints.model_folder import CONFIG, WEIGHTS, read_object, weight_files
 from twinrun.checkpoints.parts import Box, Piece, file_of, read_part, write_part
@@ -202,7 +202,7 @@ def _tensors(folder: Path) -> dict[str, tuple[Path, safetensors.Entry]]:
             stream.seek(0)
             entries = safetensors.parse_header(stream.read(length), place=str(path))
         needed = length + sum(entry.bytes for entry in entries.values())
-        require_equal(path.stat().st_size, needed, "another size", place=str(path), error=DamagedError)
+        demand_written(path.stat().st_size, needed, "another size", place=str(path))
         found |= {name: (path, entry) for name, entry in entries.items()}
     return found
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from twinrun.foundation.cache import locked
-from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError, TwinrunError
+from twinrun.foundation.errors import MachineError, RunError, RunInterruptedError, TwinrunError, require_equal
 from twinrun.foundation.files import IrregularFileError, kind_of, open_regular, parse_json, sha256_of_bytes
 
 # The folder of a step.
@@ -58,6 +58,15 @@ def patiently(action: Callable[[], Found]) -> Found:
 
 class DamagedError(RunError):
     """A checkpoint, or a part of it, is not what was written; names the file and both contents."""
+
+
+demand_written = functools.partial(require_equal, error=DamagedError)
+"""Raises DamagedError where what is found is not what was written."""
+
+
+def demand_size(found: int, written: int, place: str) -> None:
+    """Raise DamagedError for a file of another size than was written."""
+    demand_written(f"{found} bytes", f"{written} bytes", "another size", place=place)
 
 
 class UnreachableError(RunInterruptedError):

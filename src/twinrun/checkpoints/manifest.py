@@ -8,7 +8,7 @@ from typing import Annotated, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from twinrun.checkpoints.folder import DamagedError
+from twinrun.checkpoints.folder import DamagedError, demand_written
 from twinrun.checkpoints.safetensors import ITEM_BYTES
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import canonical_json, parse_json, sha256_of_bytes
@@ -130,8 +130,7 @@ def parse_manifest(text: bytes, *, place: str) -> CheckpointManifest:
         found = sha256_of_bytes(canonical_json(content).encode())
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedError("no manifest of a checkpoint", place=place, found=repr(error)) from None
-    if found != stated:
-        raise DamagedError("the manifest was changed", place=place, found=found, allowed=stated)
+    demand_written(found, stated, "the manifest was changed", place=place)
     if isinstance(content, dict) and (version := content.get("format")) != FORMAT:
         hint = "the version of twinrun that saved it goes on from it; convert its weights with that one"
         message = "a checkpoint of another format"

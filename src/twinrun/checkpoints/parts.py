@@ -10,10 +10,11 @@ from typing import NamedTuple
 from twinrun.checkpoints.folder import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
-    DamagedError,
     FolderStore,
     Sink,
     demand_readable,
+    demand_size,
+    demand_written,
 )
 from twinrun.checkpoints.manifest import (
     CheckpointManifest,
@@ -101,22 +102,17 @@ def read_part(store: FolderStore, manifest: CheckpointManifest, number: int) -> 
     stored = manifest.parts[number]
     place = store.file(manifest.step, stored.description)
     with store.open(manifest.step, stored.description) as source:
-        if source.size != stored.description_bytes:
-            allowed = f"{stored.description_bytes} bytes"
-            raise DamagedError("another size", place=place, found=f"{source.size} bytes", allowed=allowed)
+        demand_size(source.size, stored.description_bytes, place)
         text = source.whole(MAX_MANIFEST_BYTES)
-    if (found := sha256_of_bytes(text)) != stored.sha256:
-        raise DamagedError("the description was changed", place=place, found=found, allowed=stored.sha256)
+    demand_written(sha256_of_bytes(text), stored.sha256, "the description was changed", place=place)
     return parse_described(text, PartManifest, place=place)
 
 
 def demand_complete(found: Mapping[str, int], wanted: Mapping[str, int], *, place: str) -> None:
     """Raise DamagedError where parts of a tensor have more or fewer elements together than are wanted."""
     for name, elements in wanted.items():
-        if (held := found.get(name, 0)) != elements:
-            message, allowed = "parts do not make up the tensor", f"{elements} elements"
-            where = f"{place}:{name}"
-            raise DamagedError(message, place=where, found=f"{held} elements", allowed=allowed)
+        held, wanted_here = f"{found.get(name, 0)} elements", f"{elements} elements"
+        demand_written(held, wanted_here, "parts do not make up the tensor", place=f"{place}:{name}")
 
 
 def parts_for(

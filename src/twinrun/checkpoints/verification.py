@@ -20,6 +20,8 @@ from twinrun.checkpoints.folder import (
     DamagedError,
     FolderStore,
     ReadableFile,
+    demand_size,
+    demand_written,
 )
 from twinrun.checkpoints.manifest import CheckpointManifest, Chunk, PartManifest, StoredPart, parse_manifest
 from twinrun.checkpoints.parts import demand_complete, read_part
@@ -54,8 +56,7 @@ def read_manifest(store: FolderStore, step: int) -> CheckpointManifest:
     """
     place = store.file(step, MANIFEST)
     manifest = parse_manifest(store.manifest(step), place=place)
-    if (found := STEP.format(manifest.step)) != STEP.format(step):
-        raise DamagedError("another step's", place=place, found=found, allowed=STEP.format(step))
+    demand_written(STEP.format(manifest.step), STEP.format(step), "another step's", place=place)
     _demand_contents(store, manifest)
     return manifest
 
@@ -72,22 +73,16 @@ def _demand_contents(store: FolderStore, manifest: CheckpointManifest) -> None:
         if name not in sizes and name != SIGNATURE:
             size = f"{found[name]} bytes"
             raise DamagedError("a file that the manifest does not have", place=place, found=size)
-        _demand_size(found[name], sizes.get(name, found[name]), place)
-
-
-def _demand_size(found: int, allowed: int, place: str) -> None:
-    if found != allowed:
-        raise DamagedError("another size", place=place, found=f"{found} bytes", allowed=f"{allowed} bytes")
+        demand_size(found[name], sizes.get(name, found[name]), place)
 
 
 def read_entries(stored: StoredPart, header_sha256: str, source: ReadableFile, *, place: str) -> Entries:
     """Return the tensors of a file by name, from a header that is as written; raises DamagedError."""
-    _demand_size(source.size, stored.bytes, place)
+    demand_size(source.size, stored.bytes, place)
     header = _first(source, header_bytes(_first(source, LENGTH_BYTES), place=place))
-    if (found := sha256_of_bytes(header)) != header_sha256:
-        raise DamagedError("its header was changed", place=place, found=found, allowed=header_sha256)
+    demand_written(sha256_of_bytes(header), header_sha256, "its header was changed", place=place)
     entries = parse_header(header, place=place)
-    _demand_size(source.size, len(header) + sum(entry.bytes for entry in entries.values()), place)
+    demand_size(source.size, len(header) + sum(entry.bytes for entry in entries.values()), place)
     return entries
 
 
@@ -120,8 +115,7 @@ def read_chunk(source: ReadableFile, entry: Entry, chunk: Chunk, room: memoryvie
             break
         digest.update(piece[:got])
         done += got
-    if (found := digest.hexdigest()) != chunk.sha256:
-        raise DamagedError(f"{chunk.key} was changed", place=place, found=found, allowed=chunk.sha256)
+    demand_written(digest.hexdigest(), chunk.sha256, f"{chunk.key} was changed", place=place)
 
 
 def verify(store: FolderStore, step: int) -> CheckpointManifest:
