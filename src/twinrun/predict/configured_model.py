@@ -69,10 +69,7 @@ class ConfiguredShape(ModelShape):
 
     def work(self) -> ModelWork:
         """Return what a pass has to do."""
-        block = self._block()
-        head = Product(self.vocabulary, self.width, "columns")
-        tied, absent = self.tied, self._absent()
-        return ModelWork(block, self.layers, self.sequence, head, head.weights, tied, absent=absent)
+        return self._work(self._block(), self.layers, tied=self.tied, absent=self._absent())
 
     def _block(self) -> BlockWork:
         width, hidden = self.width, self.hidden or 4 * self.width

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.protocol.job import Job, Result
+from twinrun.protocol.job import Job, Line, Result
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.training import NotNegative
 
@@ -146,11 +146,9 @@ class Call(Frozen):
     traffic: Traffic | None = None
 
 
-class CallLine(Frozen):
+class CallLine(Line):
     """A line of metrics.jsonl."""
 
-    point: str
-    attempt: str
     call: Call
 
 

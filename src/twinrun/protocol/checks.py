@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from twinrun.foundation.manifest import Frozen
-from twinrun.protocol.job import Job, PowerReading, Result
+from twinrun.protocol.job import Job, Line, PowerReading, Result
 from twinrun.protocol.measurements import Check
 
 Scope = Literal["device", "node", "allocation"]
@@ -38,11 +38,9 @@ class ChecksJob(Job):
     power: PowerReading | None = None
 
 
-class CheckLine(Frozen):
+class CheckLine(Line):
     """A line of metrics.jsonl."""
 
-    point: str
-    attempt: str
     check: Check
 
 

@@ -119,10 +119,13 @@ class Tracer:
             file.write(json.dumps(line) + "\n")
 
     def _hook(self, name: str) -> Callable[..., None]:
+        import torch
+
         def after(_: nn.Module, _args: Any, output: Any) -> None:
             if (
                 self._found is not None
-                and not _recomputing()
+                # In a backward pass, what it computes again was counted in the forward pass.
+                and torch._C._current_graph_task_id() == -1
                 and (tensor := _first_tensor(output)) is not None
             ):
                 digest = self._of_activation(name, tensor.detach())
@@ -138,7 +141,8 @@ class Tracer:
         # The user's autocast would take the products in 16 bits.
         with torch.autocast(tensor.device.type, enabled=False):
             summed = tensor.flatten(0, -2).sum(0, dtype=torch.float32) if tensor.dim() > 1 else tensor.float()
-            side = self._out_side(name)
+            # Features are the rows of a layer's weight, or the columns as of an embedding.
+            side = int(type(self._model.get_submodule(name)).__name__ in {"Conv1D", "Embedding"})
             drawn = self._vectors(f"{name}.weight", tensor.shape[-1], tensor.device, side=side)
             square = torch.linalg.vector_norm(tensor, dtype=torch.float32).square()
             return torch.cat([square.view(1), summed @ drawn])
@@ -175,10 +179,6 @@ class Tracer:
             forms = forms * self._vectors(name, matrix.shape[1], matrix.device, side=1).T
         return torch.cat([torch.linalg.vector_norm(whole).view(1), forms.sum(1)])
 
-    def _out_side(self, name: str) -> int:
-        """Return which side of a layer's weight its features are: rows, or columns as of an embedding."""
-        return int(type(self._model.get_submodule(name)).__name__ in {"Conv1D", "Embedding"})
-
     def _vectors(self, name: str, size: int, device: Any, *, side: int) -> Tensor:
         """Return the random vectors of one side of a parameter in this run's order, size by PROJECTIONS."""
         import torch
@@ -204,13 +204,6 @@ def _group() -> Any:
 def _rank() -> int:
     group = _group()
     return group.get_rank() if group else 0
-
-
-def _recomputing() -> bool:
-    """Say whether a backward pass calls: what it computes again was counted in the forward pass."""
-    import torch
-
-    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _first_tensor(output: Any) -> Tensor | None:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import Frozen
-from twinrun.protocol.job import Job, Result
+from twinrun.protocol.job import Job, Line, Result
 from twinrun.protocol.layout import Precision
 from twinrun.protocol.models.shape import Positive
 from twinrun.protocol.training import TrainingJob, TrainingResult
@@ -162,11 +162,9 @@ class EvaluationResult(Result):
     peak_memory_bytes: Annotated[int, Field(ge=0)]
 
 
-class EvaluationLine(Frozen):
+class EvaluationLine(Line):
     """A line of metrics.jsonl: a task that is done."""
 
-    point: str
-    attempt: str
     task: str
     score: float
 

@@ -75,6 +75,13 @@ class Result(Frozen):
     """Versions as imported: torch, the collective library, ..."""
 
 
+class Line(Frozen):
+    """A line of metrics.jsonl, of one point and one start of it."""
+
+    point: str
+    attempt: str
+
+
 class MetricsLine(BaseModel):
     """What every line of metrics.jsonl has."""
 

@@ -6,7 +6,6 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -136,13 +135,9 @@ class Numbers:
             if twice := [name for name, times in Counter(one.id for one in found).items() if times > 1]:
                 raise ValueError(f"two numbers have one id: {', '.join(twice)}")
 
-    @cached_property
-    def _by_id(self) -> dict[str, Measurement]:
-        return {one.id: one for one in self.measurements}
-
     def measurement(self, name: str) -> Measurement | None:
         """Return the measurement called `name`."""
-        return self._by_id.get(name)
+        return next((one for one in self.measurements if one.id == name), None)
 
     def one_series(self, metric: str) -> Series | None:
         """Return the series of `metric` itself; those of control runs have other names."""

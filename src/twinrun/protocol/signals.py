@@ -55,7 +55,6 @@ SNIFFS = "sniffs.jsonl"
 LEAST_EXCESS, DEVIATIONS = 0.05, 9.0
 # As many sniffs must agree, of the newest WINDOW.
 AGREEING, WINDOW = 3, 5
-SniffKind = Literal["compute", "exchange"]
 
 
 class Sniff(Frozen):
@@ -77,7 +76,7 @@ class Alarm(Frozen):
 
     step: int
     rank: int
-    kind: SniffKind
+    kind: Literal["compute", "exchange"]
     excess: float
     """Median share by which it was slower than the median of all ranks."""
 

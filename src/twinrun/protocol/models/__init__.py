@@ -7,9 +7,10 @@ and `FORM`, where it has one, their Hugging Face form.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import operator
 import pkgutil
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,19 +34,15 @@ FORMULAS = (BUS_BANDWIDTH, FORWARD_SHARE, *(one for shape in FAMILIES.values() f
 
 if TYPE_CHECKING:
     AnyShape = ModelShape
-elif len(FAMILIES) == 1:
-    (AnyShape,) = FAMILIES.values()
 else:
-    _first, *_others = FAMILIES.values()
-    _union = _first
-    for _one in _others:
-        _union = _union | _one
-    AnyShape = Annotated[_union, Field(discriminator="family")]
+    AnyShape = functools.reduce(operator.or_, FAMILIES.values())
+    if len(FAMILIES) > 1:
+        AnyShape = Annotated[AnyShape, Field(discriminator="family")]
 
 __all__ = ["FAMILIES", "FORMS", "FORMULAS", "AnyShape", "ModelShape", "member", "members"]
 
 
-@cache
+@functools.cache
 def members() -> dict[str, ModelShape]:
     """Return the members of all families by name."""
     found: dict[str, ModelShape] = {}

@@ -13,6 +13,8 @@ from twinrun.protocol.models.shape import BlockWork, ModelShape, ModelWork, Posi
 # in the first training, and how often within it a frequency turns that is divided wholly, or not at all.
 FIRST_SEQUENCE, LOW_TURNS, HIGH_TURNS = 8192, 1, 4
 SCALING = "llama3"
+SCALED = {"low_freq_factor": float(LOW_TURNS), "high_freq_factor": float(HIGH_TURNS)}
+SCALED |= {"original_max_position_embeddings": FIRST_SEQUENCE}
 
 
 class LlamaShape(ModelShape):
@@ -98,15 +100,7 @@ class LlamaShape(ModelShape):
             head=head_size,
             keys=2 * shared,
         )
-        head = Product(self.vocabulary, width, "columns")
-        return ModelWork(
-            block=block,
-            layers=self.layers,
-            sequence=self.sequence,
-            head=head,
-            embedding=head.weights,
-            tied=self.tied,
-        )
+        return self._work(block, self.layers, tied=self.tied)
 
 
 SIZES = {
@@ -122,13 +116,7 @@ SIZES = {
 
 def config(sizes: Sizes) -> dict[str, object]:
     """Return the keys of the sizes; weights do not depend on the length of a sequence."""
-    scaling = {
-        "rope_type": SCALING,
-        "factor": float(sizes["rope_factor"]),
-        "low_freq_factor": float(LOW_TURNS),
-        "high_freq_factor": float(HIGH_TURNS),
-        "original_max_position_embeddings": FIRST_SEQUENCE,
-    }
+    scaling = {"rope_type": SCALING, "factor": float(sizes["rope_factor"]), **SCALED}
     return {
         **{key: sizes[name] for key, name in SIZES.items()},
         "head_dim": sizes["width"] // sizes["heads"],
@@ -159,14 +147,9 @@ def _factor(rope: dict[str, Any]) -> int:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return 1
-    allowed = {
-        "low_freq_factor": LOW_TURNS,
-        "high_freq_factor": HIGH_TURNS,
-        "original_max_position_embeddings": FIRST_SEQUENCE,
-    }
     if kind != SCALING:
         raise ValueError(f"rope_type is {kind}, and ours is {SCALING} or default")
-    for key, value in allowed.items():
+    for key, value in SCALED.items():
         if rope.get(key) != value:
             raise ValueError(f"{key} is {rope.get(key)}, and ours is {value}")
     return _whole(rope.get("factor"), "factor")

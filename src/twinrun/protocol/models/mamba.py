@@ -70,15 +70,7 @@ class MambaShape(ModelShape):
             kept_input=INPUT_BYTES_PER_FEATURE * width,
             scanned=channels * self.states,
         )
-        return ModelWork(
-            block=block,
-            layers=self.layers,
-            sequence=self.sequence,
-            head=Product(self.vocabulary, width, "columns"),
-            embedding=self.vocabulary * width,
-            tied=False,
-            logit_bytes=0,
-        )
+        return self._work(block, self.layers, tied=False, logit_bytes=0)
 
 
 MAMBA_SIZES = {

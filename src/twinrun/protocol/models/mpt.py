@@ -79,14 +79,8 @@ class MptShape(ModelShape):
             head=width // self.heads,
             keys=2 * width,
         )
-        return ModelWork(
-            block=block,
-            layers=self.layers,
-            sequence=self.sequence,
-            head=Product(self.vocabulary, width, "columns"),
-            embedding=(self.vocabulary + (0 if self.alibi else self.sequence)) * width + width,
-            tied=True,
-        )
+        beside = width if self.alibi else (self.sequence + 1) * width
+        return self._work(block, self.layers, tied=True, beside=beside)
 
     def _router(self) -> int:
         """Return the weights of one router."""

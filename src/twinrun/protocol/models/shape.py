@@ -149,6 +149,11 @@ class ModelShape(Frozen):
     def work(self) -> ModelWork:
         """Return what a pass has to do, from which time and memory are predicted."""
 
+    def _work(self, block: BlockWork, layers: int, *, tied: bool, beside: int = 0, **known: int) -> ModelWork:
+        """Return the work of so many blocks between the embedding, with weights `beside` it, and the head."""
+        head = Product(self.vocabulary, block.width, "columns")
+        return ModelWork(block, layers, self.sequence, head, head.weights + beside, tied, **known)
+
     def attention_heads(self) -> int:
         """Return the number of attention heads, 0 without attention."""
         return 0
