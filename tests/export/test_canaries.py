@@ -47,7 +47,7 @@ def leaking(tmp_path: Path) -> FinishedRun:
 def track(name: str) -> Callable[[FinishedRun, Path], object]:
     def write(run: FinishedRun, out: Path) -> None:
         pytest.importorskip(name)
-        choose_trackers(name)[name].write(out, tracked_run(run))
+        choose_trackers(name)[name](out, tracked_run(run))
 
     return write
 

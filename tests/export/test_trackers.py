@@ -82,7 +82,7 @@ def test_tensorboard_reads_every_series(run: TrackedRun, tmp_path: Path, no_netw
     from tensorboard.backend.event_processing.tag_types import TENSORS
     from tensorboard.plugins.hparams import metadata
 
-    write = choose_trackers("tensorboard")["tensorboard"].write
+    write = choose_trackers("tensorboard")["tensorboard"]
     assert write(tmp_path, run) == f"tensorboard --logdir {tmp_path}"
     for point in run.points:
         events = EventAccumulator(str(tmp_path / point.id), size_guidance={TENSORS: 0}).Reload()
@@ -106,7 +106,7 @@ def test_mlflow_reads_every_series(
 ) -> None:
     from mlflow import MlflowClient
 
-    write = choose_trackers("mlflow")["mlflow"].write
+    write = choose_trackers("mlflow")["mlflow"]
     before = dict(os.environ)
     write(tmp_path / "store", run)
     assert dict(os.environ) == before
@@ -133,7 +133,7 @@ def test_mlflow_reads_every_series(
 def test_the_offline_folder_of_wandb_has_every_series(run: TrackedRun, tmp_path: Path) -> None:
     from wandb.proto.wandb_internal_pb2 import Record as Line
 
-    write = choose_trackers("wandb")["wandb"].write
+    write = choose_trackers("wandb")["wandb"]
     write(tmp_path, run)
     files = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == len(run.points)

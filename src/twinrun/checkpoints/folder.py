@@ -145,10 +145,8 @@ class FolderStore:
     def create(self, step: int, token: int, name: str) -> Iterator[Sink]:
         """Write one file of a save, durable at the end of the block."""
         path = self._draft(step, token) / name
-
-        def opened() -> int:
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        opened = functools.partial(os.open, path, flags, 0o644)
         with contextlib.closing(_Whole(self._try(opened, path, token=token))) as sink:
             try:
                 yield sink
@@ -214,11 +212,8 @@ class FolderStore:
     def contents(self, step: int) -> dict[str, int]:
         """Return the files beside the manifest with their sizes; raises DamagedError where one is no file."""
         folder, sizes = self._step_folder(step), {}
-
-        def listed() -> dict[Path, os.stat_result]:
-            return {path: path.lstat() for path in folder.iterdir()}
-
-        for path, status in _read(listed, folder, self._refused).items():
+        found = _read(lambda: {path: path.lstat() for path in folder.iterdir()}, folder, self._refused)
+        for path, status in found.items():
             if kind := kind_of(status.st_mode):
                 raise _no_file(path, kind)
             sizes[path.name] = status.st_size

@@ -115,10 +115,8 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():
-        message, found = (
-            "no weights that can be read without executing them",
-            sorted(path.name for path in folder.iterdir()),
-        )
+        message = "no weights that can be read without executing them"
+        found = sorted(path.name for path in folder.iterdir())
         raise InputError(message, place=str(folder), found=found, allowed=(WEIGHTS, INDEX))
     named = read_object(folder / INDEX).get("weight_map")
     names = {str(name) for name in named.values()} if isinstance(named, dict) else set()

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from twinrun.foundation.cache import cache_root
 from twinrun.foundation.errors import InputError, require_equal
@@ -25,8 +24,7 @@ END_OF_TEXT = "<|endoftext|>"
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 
-@dataclass(frozen=True)
-class TokenizerFiles:
+class TokenizerFiles(NamedTuple):
     """What transformers reads of a tokenizer, and the token that ends a document."""
 
     content: dict[str, bytes]

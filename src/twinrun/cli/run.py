@@ -82,9 +82,9 @@ def run(
         view = listed(jobs, "handle", "site", "point", none="nothing was submitted").view
         return Shown(view, {"run": finished, "jobs": jobs})
     shown = _ended(finished)
-    for name, tracker in chosen.items():
+    for name, write in chosen.items():
         place = finished.folder / "trackers" / name
-        tell(f"{name}: {tracker.write(place, tracked_run.tracked_run(finished))}")
+        tell(f"{name}: {write(place, tracked_run.tracked_run(finished))}")
     return shown
 
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from twinrun.export.tracked_run import NUMBER_PREFIX, TrackedPoint, TrackedRun, variables_set
 from twinrun.foundation.errors import InputError, require_known
@@ -149,29 +149,23 @@ def write_wandb(folder: Path, run: TrackedRun) -> str:
     return f"wandb sync {folder / 'wandb'}/offline-run-*"
 
 
-class Tracker(NamedTuple):
-    """What writes a run for a tracker."""
-
-    write: Callable[[Path, TrackedRun], str]
-    """Writes below a new folder and returns the command that shows it."""
-    install: str
-    """How the package of its name is installed."""
-
-
-TRACKERS = {
-    "mlflow": Tracker(write_mlflow, 'pip install "twinrun[track]"'),
-    "tensorboard": Tracker(write_tensorboard, 'pip install "twinrun[track]"'),
-    "wandb": Tracker(write_wandb, "pip install wandb"),
+Writer = Callable[[Path, TrackedRun], str]
+"""Writes a run below a new folder and returns the command that shows it."""
+TRACKERS: dict[str, Writer] = {
+    "mlflow": write_mlflow,
+    "tensorboard": write_tensorboard,
+    "wandb": write_wandb,
 }
 
 
-def choose_trackers(text: str) -> dict[str, Tracker]:
-    """Return the trackers that `text` names, separated by commas; raises InputError."""
+def choose_trackers(text: str) -> dict[str, Writer]:
+    """Return what writes for the trackers that `text` names, separated by commas; raises InputError."""
     names = dict.fromkeys(name.strip() for name in text.split(",")) if text else {}
     installed = [one for one in TRACKERS if find_spec(one)]
     for name in names:
         require_known(name, TRACKERS, "unknown tracker", place=OPTION)
         if name not in installed:
-            said, hint = "this tracker is not installed", TRACKERS[name].install
+            said, hint = "this tracker is not installed", 'pip install "twinrun[track]"'
+            hint = "pip install wandb" if name == "wandb" else hint
             raise InputError(said, place=OPTION, found=name, allowed=installed, hint=hint)
     return {name: TRACKERS[name] for name in names}

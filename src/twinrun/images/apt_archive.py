@@ -148,20 +148,16 @@ def open_archive(suite: str, architecture: str) -> Iterator[AptArchive]:
         for part in ("etc/apt/preferences.d", "var/lib/apt/lists/partial", "var/cache/apt/archives/partial"):
             (root / part).mkdir(parents=True)
         (root / "status").touch()
-        (root / "etc/apt/sources.list").write_text(_sources_list(suite), encoding="utf-8")
+        parts = (("debian", suite), ("debian", f"{suite}-updates"), ("debian-security", f"{suite}-security"))
+        places = (f"{address(own_mirror(), f'{archive}/')} {name}" for archive, name in parts)
+        sources = "".join(f"deb [signed-by={KEYRING}] {place} main\n" for place in places)
+        (root / "etc/apt/sources.list").write_text(sources, encoding="utf-8")
         template = string.Template(Path(__file__).with_name("apt.conf.in").read_text(encoding="utf-8"))
         configuration = template.substitute(root=root, architecture=architecture)
         (root / "apt.conf").write_text(configuration, encoding="utf-8")
         archive = AptArchive(root)
         archive.update(f"debian {suite}")
         yield archive
-
-
-def _sources_list(suite: str) -> str:
-    """Return sources.list for `suite` with its updates."""
-    parts = (("debian", suite), ("debian", f"{suite}-updates"), ("debian-security", f"{suite}-security"))
-    places = (f"{address(own_mirror(), f'{archive}/')} {name}" for archive, name in parts)
-    return "".join(f"deb [signed-by={KEYRING}] {place} main\n" for place in places)
 
 
 def fetch_packages(

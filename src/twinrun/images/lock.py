@@ -139,11 +139,9 @@ def _entries(name: str, text: str) -> dict[str, tuple[str, str]]:
             return {one.name: (one.version, one.model_dump_json()) for one in system}
         for pin, hashes in locks.parse_python_lock(text, place=name).items():
             package, _, version = pin.partition(" ")[0].partition("==")
-            said, whole = pins.get(normalise(package), ("", ""))
-            pins[normalise(package)] = (
-                f"{said} or {version}" if said else version,
-                f"{whole}{sorted(hashes)}",
-            )
+            known = normalise(package)
+            said, whole = pins.get(known, ("", ""))
+            pins[known] = f"{said} or {version}" if said else version, f"{whole}{sorted(hashes)}"
     return pins
 
 
@@ -253,8 +251,6 @@ def _system_findings(stack: Stack, lock: locks.AptLock) -> Iterator[PinFinding]:
     assert stack.base is not None
     with open_archive(stack.base.suite, stack.architecture()) as archive:
         gone = set(lock.all()) - archive.available(lock.all())
+    moved_on = "the index has moved on; a build still has it from the pool or a snapshot"
     for package in sorted(gone, key=str):
-        what = (
-            f"apt.lock: {package}: the index has moved on; a build still has it from the pool or a snapshot"
-        )
-        yield PinFinding(state="gone", what=what)
+        yield PinFinding(state="gone", what=f"apt.lock: {package}: {moved_on}")

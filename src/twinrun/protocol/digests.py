@@ -88,11 +88,10 @@ class Tracer:
     def begin(self) -> None:
         """Begin a step, for loops that call; every rank does."""
         self._step += 1
-        self._sums, parameters = {}, self._model.named_parameters()
-        wanted = self._steps(self._step)
-        self._found = (
-            {f"weights {name}": self._of_parameter(name, one) for name, one in parameters} if wanted else None
-        )
+        self._sums, self._found = {}, None
+        if self._steps(self._step):
+            parameters = self._model.named_parameters()
+            self._found = {f"weights {name}": self._of_parameter(name, one) for name, one in parameters}
 
     def end(self) -> None:
         """End the step, before the gradients are clipped."""

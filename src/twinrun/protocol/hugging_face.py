@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 Sizes = Mapping[str, int]
 """Sizes of a member by name; a switch is a boolean."""
@@ -18,8 +18,7 @@ SHAPE = "shape."
 """What the names of sizes begin with in the identity of a checkpoint."""
 
 
-@dataclass(frozen=True)
-class TensorPair:
+class TensorPair(NamedTuple):
     """One tensor under both names."""
 
     ours: str
