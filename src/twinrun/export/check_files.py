@@ -16,8 +16,6 @@ from twinrun.results.judged import Judged
 from twinrun.results.reading import FinishedRun
 from twinrun.workloads.workload import MeasuredPoint
 
-_ALLOCATION = "allocation"
-
 
 def write_check_files(run: FinishedRun) -> None:
     """Write JUnit XML, the nodes for `srun --exclude`, and what operators' programs read."""
@@ -65,7 +63,7 @@ def _of_nodes(point: MeasuredPoint, check: Check) -> Iterator[NodeCheck]:
     """Yield a check for each node that it is about; one of several nodes fails at those that it names."""
     host, _, device = check.place.partition(", device ")
     said = cleaned({"reason": check.reason, "remedy": check.remedy})
-    alone = host != _ALLOCATION and not check.nodes
+    alone = host != "allocation" and not check.nodes
     for node in (host,) if alone else dict.fromkeys((*point.sent.hosts, *check.nodes)):
         if alone or node in check.nodes or not check.nodes:
             on = device if alone else ""

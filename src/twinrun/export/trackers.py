@@ -151,11 +151,7 @@ def write_wandb(folder: Path, run: TrackedRun) -> str:
 
 Writer = Callable[[Path, TrackedRun], str]
 """Writes a run below a new folder and returns the command that shows it."""
-TRACKERS: dict[str, Writer] = {
-    "mlflow": write_mlflow,
-    "tensorboard": write_tensorboard,
-    "wandb": write_wandb,
-}
+TRACKERS: dict[str, Writer] = {"mlflow": write_mlflow, "tensorboard": write_tensorboard, "wandb": write_wandb}
 
 
 def choose_trackers(text: str) -> dict[str, Writer]:

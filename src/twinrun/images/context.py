@@ -9,6 +9,7 @@ import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from twinrun.foundation.cache import tracked_files
 from twinrun.foundation.errors import MachineError
@@ -23,14 +24,14 @@ from twinrun.manifests.stack import DOCKERFILE, framework_index
 _COPIES = 5
 
 
-class Context:
-    """Verified files of one build, by their place in its context."""
+class Context(NamedTuple):
+    """What one build is made of."""
 
-    def __init__(self, plan: BuildPlan, files: dict[str, Path], wheels: tuple[str, ...]) -> None:
-        self._plan = plan
-        self.files = files
-        self.wheels = wheels
-        """SHA-256 of each wheel that the image has."""
+    plan: BuildPlan
+    files: dict[str, Path]
+    """Verified files, by their place in the context."""
+    wheels: tuple[str, ...]
+    """SHA-256 of each wheel that the image has."""
 
     def bytes_needed(self) -> int:
         """Return about how much space a build of them needs beside them."""
@@ -41,7 +42,7 @@ class Context:
 
     def write(self, folder: Path, root: Path) -> None:
         """Fill a folder that `docker build` takes; nothing else reaches a step of the Dockerfile."""
-        plan = self._plan
+        plan = self.plan
         for name in ("packages", "python", "tools", "kernels"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         for place, path in self.files.items():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from twinrun.foundation.manifest import Frozen
+from twinrun.machine.memory import kernel_text
 from twinrun.manifests.vendor import Gpu, Probe, Vendor
 from twinrun.protocol.allocation import Device
 
@@ -107,9 +108,7 @@ def matching_files(pattern: str) -> list[Path]:
 
 def _from_folders(probe: Probe, pattern: str) -> list[ProbedDevice] | None:
     """Return what the kernel's files say, a folder each device; None where there is none."""
-    driver = None
-    with contextlib.suppress(OSError):
-        driver = Path(probe.driver_file).read_text(encoding="utf-8").strip() if probe.driver_file else None
+    driver = kernel_text(Path(probe.driver_file)).strip() or None if probe.driver_file else None
     found, folders = [], matching_files(pattern)
     for folder in folders:
         text = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.machine.devices import discover
+from twinrun.machine.memory import kernel_text
 from twinrun.manifests.cluster import known_gpus
 from twinrun.manifests.vendor import Gpu, Vendor, load_vendors, require_vendor
 from twinrun.protocol.allocation import Device, Machine
@@ -56,17 +56,13 @@ def processor(root: Path) -> str:
 
 
 def _machine(vendor: str, devices: tuple[Device, ...], probe: str) -> Machine:
-    name = platform.machine()
-    with contextlib.suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-        name = found[1].strip() if found else name
+    named = re.search(r"^model name\s*:\s*(.+)$", kernel_text(Path("/proc/cpuinfo")), re.MULTILINE)
     return Machine(
         vendor=vendor,
         devices=devices,
         driver=devices[0].driver if devices else None,
         host=platform.node(),
-        cpu=name,
+        cpu=named[1].strip() if named else platform.machine(),
         cpu_count=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         kernel=platform.release(),

@@ -39,9 +39,8 @@ def processor_memory(processes: Path = _PROCESSES, groups: Path = _GROUPS) -> Pr
     for folder, limit, used in _limits(processes, groups):
         found.append((limit, limit - used, f"the control group {folder}"))
     limit, _, by = min(found)
-    return ProcessorMemory(
-        limit_bytes=limit, available_bytes=max(0, min(free for _, free, _ in found)), limited_by=by
-    )
+    available = max(0, min(free for _, free, _ in found))
+    return ProcessorMemory(limit_bytes=limit, available_bytes=available, limited_by=by)
 
 
 def _limits(processes: Path, groups: Path) -> Iterator[tuple[Path, int, int]]:
@@ -57,7 +56,7 @@ def _limits(processes: Path, groups: Path) -> Iterator[tuple[Path, int, int]]:
 
 
 def _memory_groups(processes: Path, groups: Path) -> Iterator[tuple[Path, str, str]]:
-    for line in _text(processes / "self" / "cgroup").splitlines():
+    for line in kernel_text(processes / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
             yield groups / path.lstrip("/"), "memory.max", "memory.current"
@@ -68,19 +67,19 @@ def _memory_groups(processes: Path, groups: Path) -> Iterator[tuple[Path, str, s
 
 def _number(file: Path) -> int | None:
     """Return the number in a file of a control group; None for no such file, or no limit."""
-    text = _text(file).strip()
+    text = kernel_text(file).strip()
     return int(text) if text.isdecimal() else None
 
 
 def _cached(group: Path) -> int:
     """Return the bytes of file caches, which the kernel takes back before a limit is met."""
-    sizes = re.findall(r"^(?:in)?active_file (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
+    sizes = re.findall(r"^(?:in)?active_file (\d+)$", kernel_text(group / "memory.stat"), re.MULTILINE)
     return sum(map(int, sizes))
 
 
-def _text(file: Path) -> str:
+def kernel_text(file: Path) -> str:
     """Return what the kernel says in a file, nothing where it has none."""
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""

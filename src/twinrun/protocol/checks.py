@@ -17,15 +17,13 @@ from twinrun.foundation.manifest import Frozen
 from twinrun.protocol.job import Job, Line, PowerReading, Result
 from twinrun.protocol.measurements import Check
 
-Scope = Literal["device", "node", "allocation"]
-
 
 class CheckSpec(Frozen):
     """One named check, in the order of the manifest."""
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
     title: str
-    scope: Scope
+    scope: Literal["device", "node", "allocation"]
     """Who runs it: every rank, the first rank of each node, or all ranks together."""
     timeout: Annotated[float, Field(gt=0)]
     """Seconds after which it has failed."""

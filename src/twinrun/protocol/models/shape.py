@@ -14,8 +14,7 @@ from twinrun.foundation.manifest import Frozen
 Positive = Annotated[int, Field(gt=0)]
 # Tokens whose logits are there at once.
 HEAD_TOKENS = 8192
-SelectiveCheckpointing = Literal["selective", "selective-alternate"]
-ActivationCheckpointing = bool | SelectiveCheckpointing
+ActivationCheckpointing = bool | Literal["selective", "selective-alternate"]
 """Whether blocks are computed again in the backward pass: none, whole, or all but their matrix products, of
 which `selective-alternate` keeps every other one."""
 
