@@ -33,6 +33,14 @@ def environment() -> dict[str, str]:
     }
 
 
+def write_job(folder: Path, recipe: str, **own: Any) -> Path:
+    """Write what ranks of a recipe without accelerators are given, and return its file."""
+    file, metrics = folder / "job.json", str(folder / "metrics.jsonl")
+    job = {"recipe": recipe, "point": "small", "accelerator": False, "out": str(folder), "metrics": metrics}
+    file.write_text(json.dumps(job | {"attempt": "1"} | own))
+    return file
+
+
 def run_ranks(
     script: Path | str,
     *arguments: str,

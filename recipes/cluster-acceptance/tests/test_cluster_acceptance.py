@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import random
 import stat
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import run_ranks
+from tests.ranks import run_ranks, write_job
 from twinrun.foundation.manifest import load_json
 from twinrun.manifests.vendor import load_gpus
 from twinrun.protocol.checks import ChecksResult
@@ -28,17 +27,6 @@ RECIPE = Path(__file__).parents[1]
 ROOT = RECIPE.parents[1]
 MANIFEST = tomllib.loads((RECIPE / "recipe.toml").read_text(encoding="utf-8"))
 SPECS = {one["id"]: one for one in MANIFEST["checks"]["check"]}
-MODULES = (
-    "peers",
-    "clocks",
-    "hardware",
-    "scheduler",
-    "workers",
-    "messages",
-    "performance",
-    "training",
-    "storage",
-)
 torch_needed = pytest.mark.skipif(find_spec("torch") is None, reason="needs the packages of a stack")
 
 
@@ -46,8 +34,8 @@ torch_needed = pytest.mark.skipif(find_spec("torch") is None, reason="needs the 
 def _recipe_on_the_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(RECIPE))
     yield
-    for name in MODULES:
-        sys.modules.pop(name, None)
+    for file in RECIPE.glob("*.py"):
+        sys.modules.pop(file.stem, None)
 
 
 PLANT = """
@@ -59,41 +47,26 @@ RANK = int(os.environ["RANK"])
 HOME = pathlib.Path(__file__).parent
 for module in (peers, workers, messages, performance, training, storage):
     module.host = lambda: f"node-{RANK}"
+batch, read = training.batch, storage.read_file
+RATES = {"node-0": 10.0, "node-1": 1.0, "node-2": 12.0, "node-3": 13.0}
 """
+MESSAGE = "messages.message = lambda r, n: messages.pattern(r, n) + (RANK == 1)"
+# The check that finds a fault, on how many nodes, and the fault.
 FAULTS = {
     "clock": ("enumerate-workers", 3, "workers.clock = lambda: __import__('time').time() + 90 * (RANK == 1)"),
     "name": ("enumerate-workers", 2, "workers.host = lambda: 'node-1'; workers.BOOT = HOME / f'boot-{RANK}'"),
     "mtu": ("network-interfaces", 3, "workers.NETWORK = HOME / ('low' if RANK == 1 else 'net')"),
     "down": ("network-interfaces", 2, "workers.NETWORK = HOME / ('down' if RANK == 1 else 'net')"),
-    "message": (
-        "rank-communication",
-        2,
-        "messages.message = lambda r, n: messages.pattern(r, n) + (RANK == 1)",
-    ),
-    "sum": (
-        "collective-function",
-        2,
-        "messages.message = lambda r, n: messages.pattern(r, n) + (RANK == 1)",
-    ),
+    "message": ("rank-communication", 2, MESSAGE),
+    "sum": ("collective-function", 2, MESSAGE),
     "weights": ("model-distribution", 3, "storage.received = lambda tensor: tensor + (RANK == 1)"),
     "loss": (
         "train-many-nodes",
         3,
-        (
-            "batch = training.batch; "
-            "training.batch = lambda step: [part * (1 + (RANK == 1)) for part in batch(step)]"
-        ),
+        "training.batch = lambda s: [x * 2 ** (RANK == 1) for x in batch(s)]",
     ),
-    "shard": (
-        "data-partitioning",
-        2,
-        "read = storage.read_file; storage.read_file = lambda file: b'x' * (RANK == 1) + read(file)",
-    ),
-    "slow": (
-        "link-performance",
-        2,
-        "performance.measured = lambda *_: {f'node-{i}': 1.0 if i == 1 else 10.0 + i for i in range(4)}",
-    ),
+    "shard": ("data-partitioning", 2, "storage.read_file = lambda file: b'x' * (RANK == 1) + read(file)"),
+    "slow": ("link-performance", 2, "performance.measured = lambda *_: RATES"),
 }
 
 
@@ -107,19 +80,10 @@ def run(folder: Path, check: str, world_size: int, plant: str) -> Check:
         (folder / f"boot-{rank}").write_text(f"{rank}\n")
     script = folder / "planted.py"
     script.write_text(f"{PLANT}{plant}\nchecks.main(CHECKS)\n")
-    job = {
-        "recipe": "cluster-acceptance",
-        "point": "small",
-        "world_size": world_size,
-        "accelerator": False,
-        "out": str(folder),
-        "metrics": str(folder / "metrics.jsonl"),
-        "attempt": "1",
-        "checks": [SPECS[check] | {"timeout": 200}],
-    }
-    (folder / "job.json").write_text(json.dumps(job))
+    checks = [SPECS[check] | {"timeout": 200}]
+    job = write_job(folder, "cluster-acceptance", world_size=world_size, checks=checks)
     variables = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(RECIPE)}
-    ended = run_ranks(script, "--job", str(folder / "job.json"), world_size=world_size, variables=variables)
+    ended = run_ranks(script, "--job", str(job), world_size=world_size, variables=variables)
     assert ended.returncode == 0, ended.stderr[-3000:]
     (found,) = load_json(folder / "result.json", ChecksResult).checks
     return found
@@ -163,18 +127,10 @@ def test_a_hung_tool_fails(scheduler: Any, tmp_path: Path, monkeypatch: pytest.M
         scheduler.scheduling_priority(None)
 
 
-def test_wrong_settings_of_the_scheduler_fail(scheduler: Any, tmp_path: Path) -> None:
-    program(tmp_path, "scontrol", "echo 'PriorityType = priority/basic'")
-    with pytest.raises(CheckError, match="PriorityType is priority/basic"):
-        scheduler.scheduling_priority(None)
-    with pytest.raises(CheckError, match="limits are not enforced"):
-        scheduler.qos_enforcement(None)
-    program(
-        tmp_path,
-        "scontrol",
-        "printf 'PriorityType = priority/multifactor\\nPreemptType = preempt/qos\\n"
-        "AccountingStorageEnforce = associations,limits,qos\\n'",
-    )
+def test_a_qos_without_limits_fails(scheduler: Any, tmp_path: Path) -> None:
+    settings = ("PriorityType = priority/multifactor", "PreemptType = preempt/qos")
+    settings += ("AccountingStorageEnforce = associations,limits,qos",)
+    program(tmp_path, "scontrol", "\n".join(f"echo '{one}'" for one in settings))
     scheduler.scheduling_priority(None)
     program(tmp_path, "sacctmgr", "echo '|||'")
     with pytest.raises(CheckError, match="no QoS has a limit"):
@@ -183,17 +139,23 @@ def test_wrong_settings_of_the_scheduler_fail(scheduler: Any, tmp_path: Path) ->
     scheduler.qos_enforcement(None)
 
 
-@torch_needed
-def test_a_wrong_gres_fails(scheduler: Any, tmp_path: Path) -> None:
-    program(tmp_path, "scontrol", "echo '   Gres=gpu:h200:99(S:0-1)'")
-    with pytest.raises(CheckError, match="GRES says 99 GPUs"):
-        scheduler.slurm_gres(None)
-
-
-def test_mpirun_that_starts_one_process_fails(scheduler: Any, tmp_path: Path) -> None:
-    program(tmp_path, "mpirun", "echo here")
-    with pytest.raises(CheckError, match="two processes"):
-        scheduler.mpi_launch(None)
+@pytest.mark.parametrize(
+    ("check", "tool", "answer", "says"),
+    [
+        pytest.param(
+            *("slurm_gres", "scontrol", "   Gres=gpu:h200:99(S:0-1)", "GRES says 99 GPUs"), marks=torch_needed
+        ),
+        ("mpi_launch", "mpirun", "here", "two processes"),
+        ("scheduling_priority", "scontrol", "PriorityType = priority/basic", "PriorityType is"),
+        ("qos_enforcement", "scontrol", "PriorityType = priority/basic", "limits are not enforced"),
+    ],
+)
+def test_a_wrong_answer_of_a_tool_fails(
+    check: str, tool: str, answer: str, says: str, scheduler: Any, tmp_path: Path
+) -> None:
+    program(tmp_path, tool, f"echo '{answer}'")
+    with pytest.raises(CheckError, match=says):
+        getattr(scheduler, check)(None)
 
 
 def test_mpirun_does_not_ask_the_scheduler_of_the_ranks(
@@ -228,12 +190,7 @@ def test_memory_of_another_die_is_named(tmp_path: Path, node: str, allowed: str,
     ("row", "peak", "mhz", "said"),
     [
         ("mi300x", 2100, [1260, 1255, 1265, 1250], "device 0 1260 MHz (60% of the peak)"),
-        (
-            "mi300x",
-            2100,
-            [1260, 1255, 1265, 1250],
-            "row mi300x of images/gpus.toml has 2100 MHz; all are below",
-        ),
+        ("mi300x", 2100, [1260, 1255, 1265, 1250], "row mi300x of images/gpus.toml has 2100 MHz; all are"),
         ("mi300x", 2100, [1700, 1700, 900, 1690], "!clocked below its peers: device 2; "),
         ("h200", 1980, [1980, 1980, 1980, 1395], "!clocked below its peers: device 3; "),
         ("h200", 1980, [1980, 1905, 1980, 1950], "row h200 of images/gpus.toml has 1980 MHz"),

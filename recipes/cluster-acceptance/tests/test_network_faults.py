@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.ranks import write_job
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.checks import ChecksResult
 from twinrun.protocol.measurements import Check
 from twinrun.train.checks import OTHERS_SECONDS
 
-if find_spec("torch") is None:
-    pytest.skip("the packages of a stack are not installed", allow_module_level=True)
+pytest.importorskip("torch", reason="needs the packages of a stack")
 
 RECIPE = Path(__file__).parents[1]
 ROOT = RECIPE.parents[1]
@@ -67,22 +65,15 @@ class Network:
     def checks(
         self, folder: Path, *, only: str = "", interfaces: dict[int, str] | None = None
     ) -> dict[str, Check]:
-        """Run checks, one rank a node, and return their outcomes.
-
-        Args:
-            only: the one check; all when left out.
-            interfaces: nodes whose ranks are told to use another interface.
-        """
+        """Run all checks or one, a rank a node; `interfaces` are those that ranks are told to use."""
         checks = [one for one in CHECKS if only in ("", one["id"])]
-        job = {"recipe": "cluster-acceptance", "point": "small", "world_size": NODES, "accelerator": False}
-        job |= {"out": str(folder), "metrics": str(folder / "metrics.jsonl"), "attempt": "1"}
-        (folder / "job.json").write_text(json.dumps(job | {"checks": checks}))
+        job = write_job(folder, "cluster-acceptance", world_size=NODES, checks=checks)
         ranks = [
             subprocess.Popen(
                 [
                     *("ip", "netns", "exec", self._name(node), "unshare", "--uts", "sh", "-c"),
                     f'hostname node-{node}; exec "$0" "$@"',
-                    *(sys.executable, str(RECIPE / "acceptance.py"), "--job", str(folder / "job.json")),
+                    *(sys.executable, str(RECIPE / "acceptance.py"), "--job", str(job)),
                 ],
                 env=os.environ | _variables(node, (interfaces or {}).get(node, INTERFACE)),
                 stdout=subprocess.DEVNULL,
@@ -134,9 +125,8 @@ def failed(found: dict[str, Check]) -> dict[str, tuple[str, ...]]:
 
 def test_alike_nodes_raise_no_alarm(network: Network, tmp_path: Path) -> None:
     found = network.checks(tmp_path)
-    assert {name: (one.outcome, one.reason) for name, one in found.items()} == dict.fromkeys(
-        NAMES, ("pass", "")
-    )
+    said = {name: (one.outcome, one.reason) for name, one in found.items()}
+    assert said == dict.fromkeys(NAMES, ("pass", ""))
 
 
 def test_a_slow_link_and_a_small_mtu_are_found_at_their_nodes(network: Network, tmp_path: Path) -> None:

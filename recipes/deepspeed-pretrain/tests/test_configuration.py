@@ -40,8 +40,6 @@ def test_the_batch_arithmetic_is_deepspeeds_own(scale: dict[str, Any]) -> None:
     ("name", "found", "says"),
     [
         ("steps_per_print.every", "steps_per_print.every: steps_per_print", "no table"),
-        ("bf16.enabled", "bf16.enabled", "says this itself"),
-        ("zero_optimization", "zero_optimization", "says this itself"),
         ("zero_optimization.stage", "zero_optimization.stage", "says this itself"),
     ],
 )
@@ -54,19 +52,15 @@ def test_a_setting_that_cannot_be_is_refused(name: str, found: str, says: str) -
     assert caught.value.found == found
 
 
-def test_how_an_offload_holds_its_memory_is_a_setting_beside_where_it_goes() -> None:
-    job = jobs(**SMOKE, settings=("layouts=zero-2-offload-pageable",))["zero-2-offload-pageable"]
-    zero = configuration(job)["zero_optimization"]
-    assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": False}
-
-
 def test_the_published_configuration_is_rendered_as_published() -> None:
     config = configuration(jobs(**PAPER)["tp2-pp2-dp2"])
-    assert config["zero_optimization"]["stage"] == 1
-    assert config["fp16"]["enabled"]
-    assert config["fp16"]["initial_scale_power"] == 11
+    assert (config["zero_optimization"]["stage"], config["gradient_clipping"]) == (1, 1.0)
+    assert (config["fp16"]["enabled"], config["fp16"]["initial_scale_power"]) == (True, 11)
     assert (config["train_batch_size"], config["train_micro_batch_size_per_gpu"]) == (256, 2)
-    assert config["gradient_clipping"] == 1.0
+    # How an offload holds its memory is a setting beside where it goes.
+    job = jobs(**SMOKE, settings=("layouts=zero-2-offload-pageable",))["zero-2-offload-pageable"]
+    offload = configuration(job)["zero_optimization"]["offload_optimizer"]
+    assert offload == {"device": "cpu", "pin_memory": False}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +68,6 @@ def test_the_published_configuration_is_rendered_as_published() -> None:
     [
         ("pp2", {"zero": 2}, "zero", "ZeRO-2 and 3 split"),
         ("moe-ep2", {"zero": 3}, "zero", "experts"),
-        ("moe-ep2", {"experts": None}, "experts", "whole"),
         ("moe-ep2", {"experts": 3}, "experts", "whole"),
         ("zero-1", {"experts": 2}, "experts", "whole"),
         ("zero-1", {"sharding": "full"}, "sharding", "by its own stages"),
@@ -97,10 +90,10 @@ def test_a_layout_that_deepspeed_cannot_train_is_refused_by_its_ranks(
     assert caught.value.place == f"layouts.{point}.{key}"
 
 
-@pytest.mark.parametrize(("precision", "zero"), [("fp16", 1), ("fp16", 0)])
-def test_fp16_needs_a_gpu_and_a_stage(precision: str, zero: int) -> None:
+@pytest.mark.parametrize("zero", [1, 0])
+def test_fp16_needs_a_gpu_and_a_stage(zero: int) -> None:
     job = jobs(**SMOKE)["zero-1"]
     assert job.layout
-    changes = {"training": job.training.model_copy(update={"precision": precision}), "accelerator": not zero}
+    changes = {"training": job.training.model_copy(update={"precision": "fp16"}), "accelerator": not zero}
     with pytest.raises(InputError, match="no fp16 on a processor" if zero else "hidden step"):
         refuse(job.model_copy(update={**changes, "layout": job.layout.model_copy(update={"zero": zero})}))

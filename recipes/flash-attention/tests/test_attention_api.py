@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +28,35 @@ def tensors(*shape: int, dtype: torch.dtype = torch.bfloat16, device: str = DEVI
     return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(3)]
 
 
+Q, K, V = tensors(1, 4, 3, 32)
+STARTS = [torch.zeros(1), torch.zeros(1), 4, 4]
+
+
 @pytest.mark.parametrize(
-    ("given", "options", "says"),
+    ("function", "given", "options", "says"),
     [
-        (tensors(1, 4, 2, 20), {}, "the head size is 20, not a multiple of 8 up to 256"),
-        (tensors(1, 4, 2, 264), {}, "the head size is 264"),
-        (tensors(1, 4, 2, 32, dtype=torch.float64), {}, "torch.float64"),
-        (tensors(4, 2, 32), {}, "3, 3, 3 dimensions, not 4"),
-        (tensors(1, 4, 2, 32), {"dropout_p": 0.1}, "there is no dropout"),
-        (tensors(1, 4, 2, 32), {"softcap": -1.0}, "softcap is -1.0"),
-        (tensors(1, 4, 2, 32), {"softmax_scale": 0.0}, "the scale is 0.0"),
-        (tensors(1, 4, 2, 32), {"alibi_slopes": torch.ones(3)}, r"alibi_slopes are \(3,\)"),
+        (flash_attn_func, tensors(1, 4, 2, 20), {}, "the head size is 20, not a multiple of 8 up to 256"),
+        (flash_attn_func, tensors(1, 4, 2, 264), {}, "the head size is 264"),
+        (flash_attn_func, tensors(1, 4, 2, 32, dtype=torch.float64), {}, "torch.float64"),
+        (flash_attn_func, tensors(4, 2, 32), {}, "3, 3, 3 dimensions, not 4"),
+        (flash_attn_func, [Q, K, V], {"dropout_p": 0.1}, "there is no dropout"),
+        (flash_attn_func, [Q, K, V], {"softcap": -1.0}, "softcap is -1.0"),
+        (flash_attn_func, [Q, K, V], {"softmax_scale": 0.0}, "the scale is 0.0"),
+        (flash_attn_func, [Q, K, V], {"alibi_slopes": torch.ones(4)}, r"alibi_slopes are \(4,\)"),
+        (flash_attn_func, [Q, K[:, :, :2], V[:, :, :2]], {}, "3 heads of queries are no multiple of 2"),
+        (flash_attn_func, [Q, K, V[:, :3]], {}, "they differ"),
+        (flash_attn_func, [Q, K.to("meta"), V], {}, "not on one device"),
+        (scaled_dot_product_attention, [Q, K, V], {"attn_mask": torch.ones(3, 3)}, "a mask is given"),
+        (scaled_dot_product_attention, [Q, K[:, :1], V[:, :1]], {}, "enable_gqa is off"),
+        (flash_attn_varlen_func, [Q[0], K[0], V[0], *STARTS], {}, "cu_seqlens"),
     ],
     ids=str,
 )
-def test_what_is_refused(given: list[torch.Tensor], options: dict[str, Any], says: str) -> None:
+def test_what_is_refused(
+    function: Callable[..., Any], given: list[Any], options: dict[str, Any], says: str
+) -> None:
     with pytest.raises(UnsupportedError, match=says):
-        flash_attn_func(*given, **options)
+        function(*given, **options)
 
 
 def test_fp32_and_processors_are_for_the_interpreter_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,22 +65,6 @@ def test_fp32_and_processors_are_for_the_interpreter_alone(monkeypatch: pytest.M
         flash_attn_func(*tensors(1, 4, 2, 32, dtype=torch.float32))
     with pytest.raises(UnsupportedError, match="cpu is no GPU: TRITON_INTERPRET=1"):
         flash_attn_func(*tensors(1, 4, 2, 32, device="cpu"))
-
-
-def test_shapes_that_do_not_fit_are_refused() -> None:
-    q, k, v = tensors(1, 4, 3, 32)
-    with pytest.raises(UnsupportedError, match="3 heads of queries are no multiple of 2"):
-        flash_attn_func(q, k[:, :, :2], v[:, :, :2])
-    with pytest.raises(UnsupportedError, match="they differ"):
-        flash_attn_func(q, k, v[:, :3])
-    with pytest.raises(UnsupportedError, match="not on one device"):
-        flash_attn_func(q, k.to("meta"), v)
-    with pytest.raises(UnsupportedError, match="a mask is given"):
-        scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(3, 3))
-    with pytest.raises(UnsupportedError, match="enable_gqa is off"):
-        scaled_dot_product_attention(q, k[:, :1], v[:, :1])
-    with pytest.raises(UnsupportedError, match="cu_seqlens"):
-        flash_attn_varlen_func(q[0], k[0], v[0], torch.zeros(1), torch.zeros(1), 4, 4)
 
 
 @pytest.mark.parametrize("heads", [1, 8, 12, 16, 40])
@@ -79,25 +76,21 @@ def test_slopes_are_those_of_mpt(heads: int) -> None:
     torch.testing.assert_close(alibi_slopes(heads), torch.tensor(wanted))
 
 
-KERNELS = ("forward", "backward_keys", "backward_queries", "decode")
-
-
-@pytest.fixture
-def table() -> Table:
-    return Table(Path(plans.__file__).with_name("tuning.csv"))
+TABLE = Table(Path(plans.__file__).with_name("tuning.csv"))
 
 
 @pytest.mark.parametrize("arch", ["sm90", "sm80", "gfx90a", "gfx942", "gfx950"])
-def test_every_head_size_has_a_row(arch: str, table: Table) -> None:
-    for kernel, size in itertools.product(KERNELS, (16, 32, 64, 128, 256)):
-        row = table.options(kernel, arch=arch, size=size, causal=True)
+def test_every_head_size_has_a_row(arch: str) -> None:
+    kernels = ("forward", "backward_keys", "backward_queries", "decode")
+    for kernel, size in itertools.product(kernels, (16, 32, 64, 128, 256)):
+        row = TABLE.options(kernel, arch=arch, size=size, causal=True)
         assert row.arch == arch
         assert row.size >= size
 
 
-def test_an_unknown_architecture_gets_the_default_and_that_is_said_once(table: Table) -> None:
+def test_an_unknown_architecture_gets_the_default_and_that_is_said_once() -> None:
     with pytest.warns(UserWarning, match="no launch options for sm75: those of sm80 are used"):
-        row = table.options("forward", arch="sm75", size=64, causal=True)
+        row = TABLE.options("forward", arch="sm75", size=64, causal=True)
     assert row.arch == "sm80"
     # A second warning would be an error.
-    table.options("forward", arch="sm75", size=128, causal=True)
+    TABLE.options("forward", arch="sm75", size=128, causal=True)

@@ -9,25 +9,18 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-
 
 @pytest.mark.parametrize(
     "name", ["test_attention_api.py", pytest.param("test_attention_numerics.py", marks=pytest.mark.nightly)]
 )
 def test_they_pass_in_the_interpreter(name: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--quiet",
-        "--numprocesses=0",
-        "-p",
-        "no:cacheprovider",
-        str(HERE / name),
-    ]
+    command = [sys.executable, "-m", "pytest", "--quiet", "--numprocesses=0", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+        [*command, Path(__file__).with_name(name)],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout

@@ -64,17 +64,19 @@ def random(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
 def expected(leaves: Iterable[Tensor], options: dict[str, Any]) -> Tensor:
     q, k, v = leaves
     left, right = options.get("window_size", (-1, -1))
+    right, scale = 0 if options.get("causal") else right, options.get("softmax_scale", q.shape[-1] ** -0.5)
+    slopes, softcap = options.get("alibi_slopes"), options.get("softcap", 0.0)
     return reference_attention(
-        q,
-        k,
-        v,
-        scale=options.get("softmax_scale", q.shape[-1] ** -0.5),
-        left=left,
-        right=0 if options.get("causal") else right,
-        end=options.get("end", True),
-        slopes=options.get("alibi_slopes"),
-        softcap=options.get("softcap", 0.0),
+        q, k, v, scale=scale, left=left, right=right, end=True, slopes=slopes, softcap=softcap
     )
+
+
+def with_slopes(options: dict[str, Any], heads: int) -> dict[str, Any]:
+    """Return options with the slopes of so many heads in place of `alibi`."""
+    options = dict(options)
+    if options.pop("alibi", False):
+        options["alibi_slopes"] = alibi_slopes(heads, device=DEVICE)
+    return options
 
 
 def hold(found: Tensor, leaves: tuple[Tensor, ...], options: dict[str, Any], grad: Tensor) -> None:
@@ -91,13 +93,10 @@ def hold(found: Tensor, leaves: tuple[Tensor, ...], options: dict[str, Any], gra
 @pytest.mark.parametrize("case", CASES)
 def test_output_and_gradients(case: str) -> None:
     (rows, keys, heads, kv_heads, size), options = CASES[case]
-    options = dict(options)
-    if options.pop("alibi", False):
-        options["alibi_slopes"] = alibi_slopes(heads, device=DEVICE)
+    options = with_slopes(options, heads)
     dtype = torch.bfloat16 if case in ("causal", "all") else torch.float16
-    q, k, v = (
-        random(1, *one, size, dtype=dtype) for one in ((rows, heads), (keys, kv_heads), (keys, kv_heads))
-    )
+    q = random(1, rows, heads, size, dtype=dtype)
+    k, v = (random(1, keys, kv_heads, size, dtype=dtype) for _ in range(2))
     with poisoned():
         out = flash_attn_func(q, k, v, **options)
     hold(out, (q, k, v), options, torch.randn_like(out))
@@ -113,9 +112,9 @@ def test_a_row_of_100_000_keys() -> None:
 
 def test_slopes_of_each_sequence() -> None:
     q, k, v = (random(2, 40, 2, 32) for _ in range(3))
-    slopes = torch.rand(2, 2, device=DEVICE)
-    out = flash_attn_func(q, k, v, alibi_slopes=slopes)
-    hold(out, (q, k, v), {"alibi_slopes": slopes}, torch.randn_like(out))
+    options = {"alibi_slopes": torch.rand(2, 2, device=DEVICE)}
+    out = flash_attn_func(q, k, v, **options)
+    hold(out, (q, k, v), options, torch.randn_like(out))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -128,22 +127,13 @@ def test_torch_signature(causal: bool) -> None:
     assert distance(out, torch_own) < 1e-3
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"causal": True},
-        {"window_size": (7, 3)},
-        {"causal": True, "alibi": True},
-        {"alibi": True, "softcap": 2.0},
-        {"causal": True, "softcap": 2.0},
-    ],
-    ids=str,
-)
+SEEN_BY_ALL = ({"window_size": (7, 3)}, {"alibi": True, "softcap": 2.0})
+CAUSAL = ({"causal": True}, {"causal": True, "alibi": True}, {"causal": True, "softcap": 2.0})
+
+
+@pytest.mark.parametrize("options", [*SEEN_BY_ALL, *CAUSAL], ids=str)
 def test_packed_sequences_do_not_see_each_other(options: dict[str, Any]) -> None:
-    options = dict(options)
-    if options.pop("alibi", False):
-        options["alibi_slopes"] = alibi_slopes(2, device=DEVICE)
-    starts = [0, 17, 17, 60]
+    options, starts = with_slopes(options, 2), [0, 17, 17, 60]
     q, k, v = (random(60, 2, 32) for _ in range(3))
     grad = torch.randn_like(q)
     packed = torch.tensor(starts, device=DEVICE)
@@ -199,16 +189,13 @@ def test_strides_of_all_kinds() -> None:
     turned = [one.transpose(1, 3).contiguous().transpose(1, 3) for one in copies]
     assert torch.equal(flash_attn_func(*turned), flash_attn_func(*copies))
     shared = copies[1][:, :, :1].expand(-1, -1, 2, -1)
-    assert torch.equal(
-        flash_attn_func(copies[0], shared, shared), flash_attn_func(copies[0], *(2 * [shared.clone()]))
-    )
+    wanted = flash_attn_func(copies[0], shared.clone(), shared.clone())
+    assert torch.equal(flash_attn_func(copies[0], shared, shared), wanted)
 
 
 @pytest.mark.parametrize("options", [{}, {"window_size": (20, 0)}, {"softcap": 2.0, "alibi": True}], ids=str)
 def test_decoding_is_attention_at_the_end_of_the_cache(options: dict[str, Any]) -> None:
-    options = dict(options)
-    if options.pop("alibi", False):
-        options["alibi_slopes"] = alibi_slopes(4, device=DEVICE)
+    options = with_slopes(options, 4)
     q, k, v = random(2, 2, 4, 32), random(2, 100, 2, 32), random(2, 100, 2, 32)
     lengths = torch.tensor([70, 100], device=DEVICE)
     with torch.no_grad(), poisoned():
@@ -240,14 +227,14 @@ def test_gradients_repeat_bit_for_bit() -> None:
 
 def test_the_operators_are_whole() -> None:
     q, k, v = (random(1, 20, 1, 16) for _ in range(3))
-    arguments = (q, k, v, None, None, None, 20, 20, 0.25, -1, 0, True, 0.0)
-    found = torch.library.opcheck(torch.ops.twinrun_attention.forward.default, arguments)
-    assert set(found.values()) == {"SUCCESS"}
+    forward, decode = (getattr(torch.ops.twinrun_attention, name).default for name in ("forward", "decode"))
     lengths = torch.tensor([20], dtype=torch.int32, device=DEVICE)
     cache = tuple(one.detach() for one in (q, k, v))
-    decode = torch.ops.twinrun_attention.decode.default
-    found = torch.library.opcheck(decode, (*cache, lengths, None, 0.25, -1, 0, 0.0))
-    assert set(found.values()) == {"SUCCESS"}
+    for operator, given in (
+        (forward, (q, k, v, None, None, None, 20, 20, 0.25, -1, 0, True, 0.0)),
+        (decode, (*cache, lengths, None, 0.25, -1, 0, 0.0)),
+    ):
+        assert set(torch.library.opcheck(operator, given).values()) == {"SUCCESS"}
 
 
 def test_a_policy_of_checkpointing_keeps_the_product() -> None:

@@ -14,16 +14,9 @@ import torch
 from formats import E2M1, E4M3, FORMATS, Element, power_of_two, quantised, rounded
 from products import Quantiser, Settings, hadamard, rotated
 
-SETTINGS = Settings(
-    forward=True,
-    input_gradient=True,
-    weight_gradient=True,
-    format="mxfp4",
-    block=32,
-    hadamard="none",
-    hadamard_size=16,
-    rounding="nearest",
-)
+PRODUCTS = dict.fromkeys(("forward", "input_gradient", "weight_gradient"), True)
+ROUNDING = {"hadamard": "none", "hadamard_size": 16, "rounding": "nearest"}
+SETTINGS = Settings.model_validate({**PRODUCTS, "format": "mxfp4", "block": 32, **ROUNDING})
 
 
 def every_kind_of_number(count: int = 2**11) -> torch.Tensor:

@@ -22,14 +22,8 @@ from twinrun.protocol.training import TrainingResult
 
 SCRIPT = Path(__file__).parents[1] / "train.py"
 PRODUCTS = ("forward", "input_gradient", "weight_gradient")
-SETTINGS = {
-    **dict.fromkeys(PRODUCTS, True),
-    "format": "mxfp4",
-    "block": 16,
-    "hadamard": "random",
-    "hadamard_size": 16,
-    "rounding": "stochastic",
-}
+ROUNDING = {"hadamard": "random", "hadamard_size": 16, "rounding": "stochastic"}
+SETTINGS = {**dict.fromkeys(PRODUCTS, True), "format": "mxfp4", "block": 16, **ROUNDING}
 
 
 @pytest.mark.parametrize("chosen", ["", *PRODUCTS])
@@ -80,12 +74,10 @@ def test_a_run_goes_on_bit_for_bit(make_job: MakeJob, tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes: dict[str, object], place: str) -> None:
-    blocks = torch.nn.ModuleList([torch.nn.Linear(96, 96)])
-
     def start() -> None:
         settings = validate(SETTINGS | changes, Settings, place="settings")
         quantiser = Quantiser(settings, seed=1, rank=0, device=torch.device("cpu"))
-        quantise(blocks, quantiser, tokens=96, place="settings")
+        quantise(torch.nn.ModuleList([torch.nn.Linear(96, 96)]), quantiser, tokens=96, place="settings")
 
     with pytest.raises(InputError) as caught:
         start()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from twinrun_mamba import causal_conv1d_fn, selective_scan_fn
-
-from twinrun.train.measure import poisoned
 
 # Both grids as a whole, for both emulated backends; else every case of the shorter lengths for one of them.
 WHOLE_GRID = os.environ.get("TWINRUN_WHOLE_GRID") == "1"
@@ -30,7 +29,6 @@ SCAN_OPTIONS = frozenset({"D", "z", "delta_bias", "softplus", "initial_state", "
 CONV_OPTIONS = frozenset({"bias", "silu", "initial_states", "final_states", "seq_idx"})
 # What models train with; it has kernels of its own.
 TRAINING_OPTIONS = frozenset({"bias", "silu"})
-Errors = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,7 @@ class ScanCase:
     def inputs(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the tensors of a call, on the CPU."""
         b, d, t, n, g = self.batch, self.channels, self.length, self.states, self.groups
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator)
-
-        softplus = "softplus" in self.options
+        normal, softplus = partial(torch.randn, generator=generator), "softplus" in self.options
         made = {
             "u": normal(b, d, t).to(self.dtype),
             "delta": (normal(b, d, t) - 2 if softplus else normal(b, d, t).abs() / 4).to(self.dtype),
@@ -75,19 +69,9 @@ class ScanCase:
 
     def call(self, tensors: dict[str, Tensor], *, backend: str, seq_idx: Tensor | None) -> dict[str, Tensor]:
         """Return the outputs, in the order (batch, channels, length) whatever the layout."""
-        given = dict(tensors)
-        if self.layout == "token-major":
-            for name, tensor in tensors.items():
-                if name in {"u", "delta", "z"}:
-                    given[name] = tensor.transpose(1, 2)
-                if name in {"B", "C"}:
-                    given[name] = tensor.permute(0, 3, 1, 2)
-        options: dict[str, Any] = {"layout": self.layout, "backend": backend, "seq_idx": seq_idx}
         softplus, last = "softplus" in self.options, "last_state" in self.options
-        found = selective_scan_fn(**given, delta_softplus=softplus, return_last_state=last, **options)
-        out, *state = found if last else (found,)
-        out = out.transpose(1, 2) if self.layout == "token-major" else out
-        return dict(zip(("out", "last_state"), (out, *state), strict=False))
+        options: dict[str, Any] = {"backend": backend, "seq_idx": seq_idx, "delta_softplus": softplus}
+        return _outputs(self, selective_scan_fn, tensors, "last_state", return_last_state=last, **options)
 
 
 @dataclass(frozen=True)
@@ -109,50 +93,36 @@ class ConvCase:
     def inputs(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the tensors of a call, on the CPU."""
         b, d, t, w = self.batch, self.channels, self.length, self.width
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator)
-
+        normal = partial(torch.randn, generator=generator)
         made = {"x": normal(b, d, t).to(self.dtype), "weight": normal(d, w)}
         optional = {"bias": normal(d), "initial_states": normal(b, d, w - 1).to(self.dtype)}
         return made | {name: tensor for name, tensor in optional.items() if name in self.options}
 
     def call(self, tensors: dict[str, Tensor], *, backend: str, seq_idx: Tensor | None) -> dict[str, Tensor]:
         """Return the outputs, in the order (batch, channels, length) whatever the layout."""
-        token_major = self.layout == "token-major"
-        given = dict(tensors)
-        given["x"] = given["x"].transpose(1, 2) if token_major else given["x"]
-        last = "final_states" in self.options
-        found = causal_conv1d_fn(
-            **given,
-            seq_idx=seq_idx,
-            return_final_states=last,
-            activation="silu" if "silu" in self.options else None,
-            layout=self.layout,
-            backend=backend,
-        )
-        out, *state = found if last else (found,)
-        out = out.transpose(1, 2) if token_major else out
-        return dict(zip(("out", "final_states"), (out, *state), strict=False))
+        silu, last = "silu" if "silu" in self.options else None, "final_states" in self.options
+        options: dict[str, Any] = {"backend": backend, "seq_idx": seq_idx, "activation": silu}
+        return _outputs(self, causal_conv1d_fn, tensors, "final_states", return_final_states=last, **options)
 
 
 Case = ScanCase | ConvCase
 
 
-def errors(case: Case, *, backend: str, device: str = "cpu", seed: int = 0) -> Errors:
-    """Return the relative error of every output and gradient against float64 on the CPU."""
-    # Of so few channels some gradients are a few sums, and where those cancel nothing is exact relative to
-    # them: with seed 160405538 the reference itself, in fp32, is ten times as far from float64 as with 1.
-    seed = 1 if case.channels <= 2 else seed
-    generator = torch.Generator().manual_seed(seed)
-    inputs = case.inputs(generator)
-    index = packed(case, generator) if "seq_idx" in case.options else None
-    here = {name: in_layout(tensor, name, case).to(device) for name, tensor in inputs.items()}
-    exact = {name: tensor.double() for name, tensor in inputs.items()}
-    with poisoned():
-        outputs = results(case, here, backend, None if index is None else index.to(device), seed)
-    expected = results(case, exact, "reference", index, seed)
-    return {name: distance(outputs[name], expected[name]) for name in expected}
+def _outputs(
+    case: Case, function: Callable[..., Any], tensors: dict[str, Tensor], state: str, **options: Any
+) -> dict[str, Tensor]:
+    tokens = case.layout == "token-major"
+    given = {name: _turned(tensor, name) for name, tensor in tensors.items()} if tokens else tensors
+    found = function(**given, layout=case.layout, **options)
+    out, *states = found if state in case.options else (found,)
+    return dict(zip(("out", state), (out.transpose(1, 2) if tokens else out, *states), strict=False))
+
+
+def _turned(tensor: Tensor, name: str) -> Tensor:
+    """Return a view of a tensor in the order that tokens have."""
+    if tensor.dim() < 3 or name in {"initial_state", "initial_states"}:
+        return tensor
+    return tensor.permute((0, 2, 1) if tensor.dim() == 3 else (0, 3, 1, 2))
 
 
 def results(
@@ -174,11 +144,9 @@ def results(
 
 def in_layout(tensor: Tensor, name: str, case: Case) -> Tensor:
     """Return a tensor with the memory order in which a user of the layout has it."""
-    if case.layout == "channel-first" or tensor.dim() < 3 or name in {"initial_state", "initial_states"}:
+    if case.layout == "channel-first" or (turned := _turned(tensor, name)) is tensor:
         return tensor
-    order = (0, 2, 1) if tensor.dim() == 3 else (0, 3, 1, 2)
-    back = (0, 2, 1) if tensor.dim() == 3 else (0, 2, 3, 1)
-    return tensor.permute(order).contiguous().permute(back)
+    return turned.contiguous().permute((0, 2, 1) if tensor.dim() == 3 else (0, 2, 3, 1))
 
 
 def packed(case: Case, generator: torch.Generator) -> Tensor:
@@ -197,13 +165,6 @@ def distance(found: Tensor, expected: Tensor) -> float:
     if away == 0:
         return 0.0
     return away / size if size > 0 and away < float("inf") else float("inf")
-
-
-def worst(found: Errors, case: Case) -> str | None:
-    """Return what is outside the tolerance, None when nothing is."""
-    limit = TOLERANCE[case.dtype]
-    wrong = [f"{name} {error:.1e}" for name, error in found.items() if not error <= limit]
-    return f"{', '.join(wrong)} (at most {limit:.0e})" if wrong else None
 
 
 def scan_grid(lengths: tuple[int, ...] = LENGTHS) -> Iterator[ScanCase]:

@@ -24,7 +24,7 @@ def _sees_gpu() -> bool:
 
 # Compiling needs no torch.
 if not HAS_TORCH:
-    standalone = {f"test_{name}.py" for name in ("compile", "portable", "races", "units")}
+    standalone = {f"test_{name}.py" for name in ("compile", "portable", "races")}
     collect_ignore = [path.name for path in HERE.glob("test_*.py") if path.name not in standalone]
 # Triton chooses its interpreter when it is imported: test_ssd_interpreted.py starts these in a new process.
 elif "TRITON_INTERPRET" in os.environ or _sees_gpu():

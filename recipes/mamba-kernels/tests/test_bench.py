@@ -8,18 +8,17 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-if find_spec("torch") is None:
-    pytest.skip("the packages of a stack are not installed", allow_module_level=True)
+pytest.importorskip("torch", reason="needs the packages of a stack")
 
 import torch
 
+from tests.ranks import write_job
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.bench import BenchJob, BenchResult, largest_error, possible_names
@@ -29,22 +28,10 @@ from twinrun.train.bench import Session
 RECIPE = Path(__file__).parents[1]
 ROOT = RECIPE.parents[1]
 PACKAGES = (RECIPE / "kernels/src", ROOT / "kernels/shared/src")
-SETTINGS: dict[str, Any] = {
-    "operations": ("scan", "conv", "update", "ssd"),
-    "dtypes": ("fp32", "bf16"),
-    "modes": ("kernels",),
-    "batch": 2,
-    "length": 9,
-    "channels": 6,
-    "states": 4,
-    "heads": 4,
-    "head_size": 8,
-    "chunk": 16,
-    "groups": 2,
-    "width": 4,
-    "token_major": True,
-    "eager": False,
-}
+SIZES = {"batch": 2, "length": 9, "channels": 6, "states": 4, "width": 4}
+SIZES |= {"heads": 4, "head_size": 8, "chunk": 16, "groups": 2}
+CALLS: dict[str, Any] = {"operations": ("scan", "conv", "update", "ssd"), "dtypes": ("fp32", "bf16")}
+SETTINGS: dict[str, Any] = {**SIZES, **CALLS, "modes": ("kernels",), "token_major": True, "eager": False}
 
 MANIFEST = tomllib.loads((RECIPE / "recipe.toml").read_text(encoding="utf-8"))
 
@@ -65,48 +52,30 @@ def _recipe_on_the_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for folder in (RECIPE, *PACKAGES):
         monkeypatch.syspath_prepend(str(folder))
     yield
-    for name in ("bench", "scan", "conv", "update", "ssd", "ours", "upstream", "operation"):
-        sys.modules.pop(name, None)
+    for file in RECIPE.glob("*.py"):
+        sys.modules.pop(file.stem, None)
 
 
-def part(name: str) -> Any:
-    """Return a file of the recipe as its own script imports it."""
-    return importlib.import_module(name)
+# A file of the recipe as its own script imports it.
+part: Callable[[str], Any] = importlib.import_module
 
 
 def job_of(folder: Path, *, repeats: int = 0, **changes: Any) -> BenchJob:
-    job = {
-        "recipe": "mamba-kernels",
-        "point": "small",
-        "case": "small",
-        "settings": SETTINGS | changes,
-        "timing": {"warmup": 1, "repeats": repeats},
-        "labels": MANIFEST["label"],
-        "world_size": 1,
-        "accelerator": False,
-        "out": str(folder),
-        "metrics": str(folder / "metrics.jsonl"),
-        "attempt": "1",
-    }
+    own = {"case": "small", "timing": {"warmup": 1, "repeats": repeats}, "labels": MANIFEST["label"]}
     # As the script itself reads it: lists are tuples.
-    return BenchJob.model_validate_json(json.dumps(job))
+    file = write_job(folder, "mamba-kernels", settings=SETTINGS | changes, world_size=1, **own)
+    return load_json(file, BenchJob)
 
 
 def test_every_operation_is_checked_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None
 ) -> None:
     monkeypatch.setenv("TWINRUN_MAMBA_OBJECTS", str(tmp_path))
-    bench = part("bench")
-
     job = job_of(tmp_path)
     rank.introduce(job)
-    result = bench.bench(job)
+    result = part("bench").bench(job)
     names = [one.name for one in result.calls]
-    assert names == [
-        f"{name}-{dtype}-reference"
-        for dtype in ("fp32", "bf16")
-        for name in (key.removesuffix("-fp32-reference") for key in RETURNED)
-    ]
+    assert names == [name.replace("fp32", dtype) for dtype in ("fp32", "bf16") for name in RETURNED]
     assert {one.name: set(one.ours.errors) for one in result.calls[: len(RETURNED)]} == RETURNED
     assert all(largest_error(one.ours.errors)[1] <= one.allowed_error for one in result.calls)
     assert {why for one in result.calls for why in one.absent.values()} == {"upstream's kernels need a GPU"}
@@ -149,21 +118,15 @@ def test_the_least_work_is_what_restatements_are_derived_from() -> None:
     elements = asked["batch"] * asked["length"] * asked["channels"]
     for phase, resource in (("forward", "exp2"), ("backward", "fp32")):
         _, _, instructions, special = part("scan").LEAST[phase]
-        done = {
-            "exp2": elements * (asked["states"] + special),
-            "fp32": elements * asked["states"] * instructions,
-        }
-        assert derivations[f"scan-{phase}-mi250"].startswith(f"{done[resource] / 1e9:.6f} / (181 / ")
+        each = {"exp2": asked["states"] + special, "fp32": asked["states"] * instructions}[resource]
+        assert derivations[f"scan-{phase}-mi250"].startswith(f"{elements * each / 1e9:.6f} / (181 / ")
 
 
 def test_times_are_taken_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
     monkeypatch.setenv("TWINRUN_MAMBA_OBJECTS", str(tmp_path))
-    bench = part("bench")
-
     modes = ("kernels", "inference", "accumulated", "call")
-    result = bench.bench(
-        job_of(tmp_path, repeats=2, modes=modes, dtypes=("bf16",), operations=("conv", "update"))
-    )
+    job = job_of(tmp_path, repeats=2, modes=modes, dtypes=("bf16",), operations=("conv", "update"))
+    result = part("bench").bench(job)
     assert {one.labels["mode"] for one in result.calls} == set(modes)
     assert {len(one.ours.milliseconds) for one in result.calls} == {2}
     assert all(time > 0 for one in result.calls for time in one.ours.milliseconds)
@@ -172,11 +135,8 @@ def test_times_are_taken_when_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("operation", ["scan", "conv"])
 @pytest.mark.parametrize("damage", ["output", "gradient", "not a number"])
 def test_a_wrong_kernel_is_seen(operation: str, damage: str, tmp_path: Path) -> None:
-    bench = part("bench")
-    ours = part("ours")
-
-    made = bench.OPERATIONS[operation](Session(job_of(tmp_path)), SETTINGS, torch.float32)
-    right = ours.function(operation, "reference")
+    made = part("bench").OPERATIONS[operation](Session(job_of(tmp_path)), SETTINGS, torch.float32)
+    right = part("ours").function(operation, "reference")
 
     def wrong(**tensors: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = right(**tensors)
@@ -194,11 +154,8 @@ def test_a_wrong_kernel_is_seen(operation: str, damage: str, tmp_path: Path) -> 
 
 
 def test_a_step_that_leaves_the_state_behind_is_seen(tmp_path: Path) -> None:
-    update = part("update")
-    ours = part("ours")
-
-    made = update.Update(Session(job_of(tmp_path)), SETTINGS, torch.float32)
-    right = ours.function("update", "reference")
+    made = part("update").Update(Session(job_of(tmp_path)), SETTINGS, torch.float32)
+    right = part("ours").function("update", "reference")
     assert max(made.distances(right)["step"].values()) < 1e-5
     kept = made.distances(lambda **tensors: right(**tensors | {"conv_state": tensors["conv_state"].clone()}))
     assert kept["step"]["out"] < 1e-5
@@ -218,14 +175,12 @@ def test_upstream_that_is_installed_but_broken_says_why(
 ) -> None:
     (tmp_path / "causal_conv1d.py").write_text("raise ImportError('undefined symbol: _ZN')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    upstream = part("upstream")
-
     with pytest.raises(ImportError, match="undefined symbol"):
-        upstream.function("conv")
+        part("upstream").function("conv")
 
 
 def test_the_script_runs_by_itself(tmp_path: Path) -> None:
-    (tmp_path / "job.json").write_text(job_of(tmp_path, operations=("conv",)).model_dump_json())
+    job_of(tmp_path, operations=("conv",))
     path = os.pathsep.join(map(str, (ROOT / "src", *PACKAGES)))
     environment = os.environ | {"PYTHONPATH": path, "TWINRUN_MAMBA_OBJECTS": str(tmp_path)}
     command = [sys.executable, str(RECIPE / "bench.py"), "--job", str(tmp_path / "job.json")]

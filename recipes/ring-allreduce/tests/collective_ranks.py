@@ -67,10 +67,7 @@ def compression_is_close_and_equal_on_all_ranks(links: Links) -> None:
     allowed = {"bf16": 1e-2, "fp8": 1e-1, "int8": 2e-2}
     for name, codec in CODECS.items():
         for count in (0, 1, 97, 5000):
-            parts = [
-                torch.randn(count, generator=torch.Generator().manual_seed(rank))
-                for rank in range(links.size)
-            ]
+            parts = [normal(rank, count) for rank in range(links.size)]
             found = parts[links.rank].clone()
             links.reset()
             Ring(links, codec=codec(), bucket_bytes=4096).all_reduce(found)
