@@ -60,11 +60,7 @@ FAULTS = {
     "message": ("rank-communication", 2, MESSAGE),
     "sum": ("collective-function", 2, MESSAGE),
     "weights": ("model-distribution", 3, "storage.received = lambda tensor: tensor + (RANK == 1)"),
-    "loss": (
-        "train-many-nodes",
-        3,
-        "training.batch = lambda s: [x * 2 ** (RANK == 1) for x in batch(s)]",
-    ),
+    "loss": ("train-many-nodes", 3, "training.batch = lambda s: [x * 2 ** (RANK == 1) for x in batch(s)]"),
     "shard": ("data-partitioning", 2, "storage.read_file = lambda file: b'x' * (RANK == 1) + read(file)"),
     "slow": ("link-performance", 2, "performance.measured = lambda *_: RATES"),
 }

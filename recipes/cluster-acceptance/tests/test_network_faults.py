@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import write_job
+from tests.ranks import environment, write_job
 from twinrun.foundation.manifest import load_json
 from twinrun.protocol.checks import ChecksResult
 from twinrun.protocol.measurements import Check
@@ -75,7 +75,7 @@ class Network:
                     f'hostname node-{node}; exec "$0" "$@"',
                     *(sys.executable, str(RECIPE / "acceptance.py"), "--job", str(job)),
                 ],
-                env=os.environ | _variables(node, (interfaces or {}).get(node, INTERFACE)),
+                env=_variables(node, (interfaces or {}).get(node, INTERFACE)),
                 stdout=subprocess.DEVNULL,
             )
             for node in range(NODES)
@@ -97,15 +97,8 @@ def _run(*command: str) -> None:
 
 def _variables(node: int, interface: str) -> dict[str, str]:
     place = {"RANK": str(node), "LOCAL_RANK": "0", "WORLD_SIZE": str(NODES), "LOCAL_WORLD_SIZE": "1"}
-    return {
-        **place,
-        "MASTER_ADDR": "10.0.0.1",
-        "MASTER_PORT": "29400",
-        "GLOO_SOCKET_IFNAME": interface,
-        "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "PYTHONPATH": f"{ROOT / 'src'}:{RECIPE}",
-    }
+    place |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29400", "GLOO_SOCKET_IFNAME": interface}
+    return environment() | place | {"PYTHONPATH": f"{ROOT / 'src'}:{RECIPE}"}
 
 
 @pytest.fixture

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-RECIPE = Path(__file__).parents[1]
-for folder in (RECIPE.parents[1] / "kernels/shared/src", RECIPE / "kernels" / "src", RECIPE):
-    sys.path.insert(0, str(folder))
 
 HAS_TRITON = find_spec("torch") is not None and find_spec("triton") is not None
 HERE = Path(__file__).parent

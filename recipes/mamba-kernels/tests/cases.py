@@ -45,8 +45,7 @@ class ScanCase:
     layout: str = "channel-first"
 
     def __str__(self) -> str:
-        sizes = f"{self.batch}x{self.channels}x{self.length} N{self.states} G{self.groups}"
-        return f"scan {_name(self.dtype)} {sizes} {self.layout} {_listed(self.options)}"
+        return _named(self, f"scan N{self.states} G{self.groups}")
 
     def inputs(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the tensors of a call, on the CPU."""
@@ -87,8 +86,7 @@ class ConvCase:
     layout: str = "channel-first"
 
     def __str__(self) -> str:
-        sizes = f"{self.batch}x{self.channels}x{self.length} W{self.width}"
-        return f"conv {_name(self.dtype)} {sizes} {self.layout} {_listed(self.options)}"
+        return _named(self, f"conv W{self.width}")
 
     def inputs(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the tensors of a call, on the CPU."""
@@ -222,9 +220,6 @@ def emulated(cases: Sequence[Any]) -> list[tuple[Any, str]]:
     return list(zip(cases, itertools.cycle(EMULATED_BACKENDS), strict=False))
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _listed(options: frozenset[str]) -> str:
-    return "+".join(sorted(options)) or "bare"
+def _named(case: Case, kind: str) -> str:
+    sizes, dtype = f"{case.batch}x{case.channels}x{case.length}", str(case.dtype).removeprefix("torch.")
+    return f"{kind} {dtype} {sizes} {case.layout} {'+'.join(sorted(case.options)) or 'bare'}"

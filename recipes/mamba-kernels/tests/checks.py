@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from unittest.mock import patch
 
@@ -100,10 +101,11 @@ def not_finite(backend: str, device: str) -> None:
         (replace(plain, length=76), ("x",)),
         (replace(plain, channels=8, layout="token-major"), ("x",)),
     ):
+        boundary = (torch.arange(case.length) >= 40).int().expand(case.batch, -1).contiguous()
         for name in names:
             for value in (float("nan"), float("inf"), -float("inf")):
                 # In the first chunk, in one with chunks before and behind it, and where nothing follows.
-                for index, step in product((None, _boundary(case)), (20, 45, 74)):
+                for index, step in product((None, boundary), (20, 45, 74)):
                     _spreads_alike(case, name, value, index, step, backend, device)
 
 
@@ -121,8 +123,12 @@ def _spreads_alike(
         assert bool(same.all()), f"{where}: NaN of {key} differ in {int((~same).sum())} places"
 
 
-def _boundary(case: Case) -> Tensor:
-    return (torch.arange(case.length) >= 40).int().expand(case.batch, -1).contiguous()
+# Every second element of twice as many, the first dimension adjacent, and a start at an odd element.
+SPREAD: dict[str, Callable[[Tensor], Tensor]] = {
+    "sliced": lambda tensor: tensor.repeat_interleave(2, -1)[..., ::2],
+    "swapped": lambda tensor: tensor.transpose(0, -1).contiguous().transpose(0, -1),
+    "padded": lambda tensor: functional.pad(tensor, (3, 2))[..., 3:-2],
+}
 
 
 def strides(backend: str, device: str) -> None:
@@ -136,28 +142,13 @@ def strides(backend: str, device: str) -> None:
     ):
         tensors, index = _given(case, device)
         whole = results(case, tensors, backend, index, 0)
-        for spread in (_sliced, _swapped, _padded):
+        for how, spread in SPREAD.items():
             apart = {name: spread(tensor) for name, tensor in tensors.items()}
             found = results(case, apart, backend, index, 0)
             for name, tensor in whole.items():
                 # Sums may be made in another order where vectors start elsewhere.
                 away = distance(found[name], tensor.double().cpu())
-                assert away <= TOLERANCE[BF16], f"{case} {spread.__name__}: {name} is off by {away:.1e}"
-
-
-def _sliced(tensor: Tensor) -> Tensor:
-    """Every second element of a tensor twice as large in its last dimension."""
-    return tensor.repeat_interleave(2, -1)[..., ::2]
-
-
-def _swapped(tensor: Tensor) -> Tensor:
-    """The first dimension adjacent in memory."""
-    return tensor.transpose(0, -1).contiguous().transpose(0, -1)
-
-
-def _padded(tensor: Tensor) -> Tensor:
-    """A part of a larger tensor that starts at an odd element."""
-    return functional.pad(tensor, (3, 2))[..., 3:-2]
+                assert away <= TOLERANCE[BF16], f"{case} {how}: {name} is off by {away:.1e}"
 
 
 def many_channels(backend: str, device: str) -> None:
@@ -181,13 +172,8 @@ def far_offsets(backend: str, device: str) -> None:
     B, C = random(batch, 1, states, length), random(batch, 1, states, length)
     gradient = random(1, channels, length)
     assert u.numel() > 2**31
-    _same_alone(
-        u,
-        gradient,
-        lambda t, one: selective_scan_fn(
-            t, one(delta), A, one(B), one(C), delta_softplus=True, backend=backend
-        ),
-    )
+    scan = partial(selective_scan_fn, delta_softplus=True, backend=backend)
+    _same_alone(u, gradient, lambda t, one: scan(t, one(delta), A, one(B), one(C)))
     weight = torch.randn(channels, 4, generator=generator, device=device)
     _same_alone(u, gradient, lambda t, one: causal_conv1d_fn(t, weight, activation="silu", backend=backend))
 
@@ -215,9 +201,8 @@ def graph(backend: str, device: str) -> None:
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured):
             outputs = case.call(given, backend=backend, seq_idx=None)
-            gradients = torch.autograd.grad(
-                sum(t.float().sum() for t in outputs.values()), tuple(given.values())
-            )
+            total = sum(t.float().sum() for t in outputs.values())
+            gradients = torch.autograd.grad(total, tuple(given.values()))
         for name, tensor in given.items():
             with torch.no_grad():
                 tensor.copy_(tensors[name].flip(0) if tensor.dim() > 2 else tensors[name])

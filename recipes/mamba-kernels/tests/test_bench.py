@@ -49,8 +49,7 @@ RETURNED = {
 
 @pytest.fixture(autouse=True)
 def _recipe_on_the_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for folder in (RECIPE, *PACKAGES):
-        monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.syspath_prepend(str(RECIPE))
     yield
     for file in RECIPE.glob("*.py"):
         sys.modules.pop(file.stem, None)

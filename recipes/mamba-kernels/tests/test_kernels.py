@@ -26,18 +26,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twinrun_mamba import conv_kernels
 from twinrun_mamba.launch import Timing
-from twinrun_mamba.scan_kernels import _forward_splits
-from twinrun_mamba.validation import Sizes
 
 Check = Callable[[str, str], None]
 STEPS = (checks.updates, checks.state_updates, checks.prefill)
 VALUES = (checks.hard_values, checks.not_finite, checks.strides)
 DIGITS = (checks.long_sums, checks.long_products)
 ON_A_GPU = (checks.many_channels, checks.far_offsets, checks.graph, checks.streams, checks.other_device)
-SCANS = list(scan_grid(TESTED_LENGTHS))
+GRID = [*scan_grid(TESTED_LENGTHS), *conv_grid(TESTED_LENGTHS)]
 
 
-@pytest.mark.parametrize(("case", "backend"), emulated([*SCANS, *conv_grid(TESTED_LENGTHS)]), ids=str)
+@pytest.mark.parametrize(("case", "backend"), emulated(GRID), ids=str)
 def test_emulated(case: Case, backend: str) -> None:
     checks.fits(case, backend, "cpu", seed=torch.seed() % 2**31)
 
@@ -63,13 +61,6 @@ def test_emulated_repeats(backend: str) -> None:
         case = ConvCase(torch.float32, 1, 5, 2500, 4, CONV_OPTIONS, layout)
         checks.fits(case, backend, "cpu")
         checks.repeats(case, backend, "cpu", times=2)
-
-
-def test_the_grid_has_scans_in_parts_and_in_one_with_every_number_of_state_tiles() -> None:
-    for states in (8, 40, 256):
-        given = [case for case in SCANS if case.states == states and case.length > 32]
-        sizes = [Sizes(case.batch, case.channels, case.length, case.states, case.groups) for case in given]
-        assert {1, 5} <= {_forward_splits(one) for one in sizes}
 
 
 @pytest.fixture

@@ -71,10 +71,9 @@ def test_an_architecture_without_code(monkeypatch: pytest.MonkeyPatch, tmp_path:
         'allowed: backend="ptx" (compiled by the driver when first used) or backend="reference"'
     )
     assert registry.code_object_of(device, ptx=True).arch == "ptx"
-
-
-def test_nothing_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh: None) -> None:
-    monkeypatch.setenv("TWINRUN_MAMBA_OBJECTS", str(tmp_path))
+    # Nothing is built.
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("TWINRUN_MAMBA_OBJECTS", str(tmp_path / "empty"))
     case = ScanCase(torch.float32)
     inputs = case.inputs(torch.Generator())
     with pytest.raises(ArchitectureError, match='no kernel is built; allowed: backend="reference"'):
@@ -96,8 +95,8 @@ def test_the_choice_is_logged_once_and_made_by_the_environment(
 
 
 def test_too_many_blocks() -> None:
-    code_object = CodeObject("cpu", Path("none"), {"big": Kernel(128, 0, 0)})
-    start = Launcher(code_object, driver("32"), 0, {("big", 0): (None, 128, 0)})
+    code = CodeObject("cpu", Path("none"), {"big": Kernel(128, 0, 0)})
+    start = Launcher(code, driver("32"), 0, {("big", 0): (None, 128, 0)})
     with pytest.raises(LaunchError, match="big: 2147483648 blocks of 128 threads, at most 2147483647 blocks"):
         start("big", 2**31, b"")
 
@@ -120,10 +119,8 @@ def test_code_that_does_not_wait_by_itself_does_not_overlap(able: bool) -> None:
 def test_importing_needs_no_driver() -> None:
     code = "import twinrun_mamba.scan; print('libcuda.so' in open('/proc/self/maps').read())"
     path = f"{Path(twinrun_mamba.__file__).parents[1]}:{Path(twinrun_kernels.__file__).parents[1]}"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": path}
-    )
-    assert done.stdout == "False\n"
+    found = subprocess.check_output([sys.executable, "-c", code], text=True, env={"PYTHONPATH": path})
+    assert found == "False\n"
 
 
 @pytest.mark.gpu

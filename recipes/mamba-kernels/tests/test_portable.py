@@ -8,7 +8,7 @@ import random
 import re
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,12 @@ NAN = float("nan")
 
 
 class Emulator:
-    """Kernels of one width of warp; `library` is that of the kernel that ran last."""
+    """Kernels of one width of warp."""
 
     def __init__(self, objects: Path, warp_size: int) -> None:
-        self.objects, self.warp_size = objects, warp_size
-        self.library: ctypes.CDLL
+        (library,) = (objects / "cpu").glob("*.so")
+        self.library, self.warp_size = ctypes.CDLL(str(library)), warp_size
+        self.library.emulator_message.restype = ctypes.c_char_p
 
     def run(
         self, name: str, data: array[Any], outputs: int, *, blocks: int = 1, shared: int = 0, count: int = 0
@@ -41,9 +42,6 @@ class Emulator:
 
     def start(self, name: str, params: bytes, blocks: int, threads: int, shared: int) -> int:
         """Return the kernel's status."""
-        (library,) = (self.objects / "cpu").glob("*.so")
-        self.library = ctypes.CDLL(str(library))
-        self.library.emulator_message.restype = ctypes.c_char_p
         kernel = getattr(self.library, f"{name}_w{self.warp_size}")
         kernel.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int, ctypes.c_size_t)
         return int(kernel(params, blocks, threads, shared))
@@ -143,36 +141,22 @@ def test_wrong_kernels_are_refused(emulator: Emulator, name: str) -> None:
     assert re.fullmatch(rf"{name}, block 0: {WRONG[name]}", message), message
 
 
-@pytest.mark.parametrize("name", ["wrong_unwritten", "wrong_missing_barrier"])
-def test_what_was_not_written_yet_is_nan(emulator: Emulator, name: str) -> None:
+@pytest.mark.parametrize(("name", "how_many"), [("wrong_unwritten", all), ("wrong_missing_barrier", any)])
+def test_what_was_not_written_yet_is_nan(
+    emulator: Emulator, name: str, how_many: Callable[[Iterable[bool]], bool]
+) -> None:
     out = emulator.run(name, array("f"), 4 * THREADS, blocks=4, shared=4 * THREADS)
-    assert any(map(math.isnan, out))
-    if name == "wrong_unwritten":
-        assert all(map(math.isnan, out))
-
-
-# Compiled, never run here.
-Compile = Callable[..., str]
-
-
-@pytest.fixture(scope="module")
-def amd_code(tmp_path_factory: pytest.TempPathFactory) -> Compile:
-    amd = targets.amd_compiler()
-    if amd is None:
-        pytest.skip("needs clang 19 with lld, or hipcc")
-    folder = copy_sources(tmp_path_factory.mktemp("amd"), SOURCE)
-
-    def compiled(*flags: str) -> str:
-        out = folder / "out"
-        amd.run(*targets.AMD_FLAGS, *flags, folder / "kernels.cpp", "-o", out)
-        return out.read_text(encoding="utf-8", errors="replace")
-
-    return compiled
+    assert how_many(map(math.isnan, out))
 
 
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942"])
-def test_amd_code_permutes_lanes_for_free_where_it_can(amd_code: Compile, arch: str) -> None:
-    assembly = amd_code(f"--offload-arch={arch}", "-S")
+def test_amd_code_permutes_lanes_for_free_where_it_can(arch: str, tmp_path: Path) -> None:
+    amd = targets.amd_compiler()
+    if amd is None:
+        pytest.skip("needs clang 19 with lld, or hipcc")
+    source, out = copy_sources(tmp_path, SOURCE) / "kernels.cpp", tmp_path / "out"
+    amd.run(*targets.AMD_FLAGS, f"--offload-arch={arch}", "-S", source, "-o", out)
+    assembly = out.read_text(encoding="utf-8", errors="replace")
     body = assembly.partition("check_shuffle_xor:")[2].partition(".Lfunc_end")[0]
     for mode in ("quad_perm:[1,0,3,2]", "quad_perm:[3,2,1,0]", "row_half_mirror", "row_mirror", "row_ror:8"):
         assert mode in body, mode

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -36,17 +36,6 @@ ARCHS = ("gfx90a", "gfx942")
 USER_SCALARS = (("private", 0, 4), ("dispatch", 1, 2), ("queue", 2, 2), ("kernarg", 3, 2), ("id", 4, 2))
 WAVE = 64
 LDS_SHIFT, LDS_BITS, LDS_BYTES = 15, 0x1FF, 512
-
-
-class Code(NamedTuple):
-    """A kernel in this process's memory."""
-
-    entry: int
-    shared: int
-    scratch: int
-    rsrc2: int
-    properties: int
-    memory: mmap.mmap
 
 
 @functools.cache
@@ -85,7 +74,7 @@ class Tinygrad(Driver):
     def __init__(self) -> None:
         self._run: Any = emulator().run_asm
 
-    def function(self, index: int, image: Path, name: str, shared_bytes: int) -> Code:
+    def function(self, index: int, image: Path, name: str, shared_bytes: int) -> SimpleNamespace:
         """Load a code object; its kernel's descriptor says where the code starts and what a wave is given."""
         symbols = subprocess.run(["nm", image], capture_output=True, text=True, check=True).stdout
         descriptor = next(
@@ -101,11 +90,12 @@ class Tinygrad(Driver):
         shared, scratch = struct.unpack_from("<II", memory, descriptor)
         (entry,) = struct.unpack_from("<q", memory, descriptor + 16)
         _, _, rsrc2, properties = struct.unpack_from("<IIIH", memory, descriptor + 44)
-        return Code(base + descriptor + entry, shared, scratch, rsrc2, properties, memory)
+        found = {"entry": base + descriptor + entry, "shared": shared, "scratch": scratch, "rsrc2": rsrc2}
+        return SimpleNamespace(**found, properties=properties, memory=memory)
 
     def launch(self, index: int, launch: Launch) -> None:
         """Run a kernel to its end."""
-        code: Code = launch.function
+        code: SimpleNamespace = launch.function
         params = ctypes.create_string_buffer(launch.params)
         scalars: list[int] = []
         for name, bit, count in USER_SCALARS:
@@ -115,9 +105,8 @@ class Tinygrad(Driver):
                 scalars += [address & 0xFFFFFFFF, address >> 32, 0, 0][:count]
         lds = -(-(code.shared + launch.shared_bytes) // LDS_BYTES) << LDS_SHIFT
         rsrc2 = code.rsrc2 & ~(LDS_BITS << LDS_SHIFT) | lds
-        self._run(
-            code.entry, 0, launch.blocks, 1, 1, launch.threads, 1, 1, 0, rsrc2, code.scratch, "cdna", scalars
-        )
+        grid = (launch.blocks, 1, 1, launch.threads, 1, 1)
+        self._run(code.entry, 0, *grid, 0, rsrc2, code.scratch, "cdna", scalars)
 
 
 @pytest.fixture(params=ARCHS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,18 +48,11 @@ def plain(given: dict[str, Any], *, outer: int, before_gate: bool, index: Tensor
     ]
     x, B, C = torch.cat(rows).view(2, LENGTH, CHANNELS).split([INNER, *[GROUPS * STATES] * 2], dim=-1)
     norm = given.get("rmsnorm_weight")
-    out, _ = reference_chunk_scan(
-        x.unflatten(-1, (HEADS, SIZE)),
-        dt,
-        given["A"],
-        B.unflatten(-1, (GROUPS, STATES)),
-        C.unflatten(-1, (GROUPS, STATES)),
-        given["D"],
-        z=z.unflatten(-1, (HEADS, SIZE)) if norm is None else None,
-        dt_bias=given["dt_bias"],
-        seq_idx=index,
-        dt_softplus=True,
-    )
+    B, C = (one.unflatten(-1, (GROUPS, STATES)) for one in (B, C))
+    x, gate = (one.unflatten(-1, (HEADS, SIZE)) for one in (x, z))
+    options = {"dt_bias": given["dt_bias"], "seq_idx": index, "dt_softplus": True}
+    options |= {"z": gate if norm is None else None}
+    out, _ = reference_chunk_scan(x, dt, given["A"], B, C, given["D"], **options)
     out = out.flatten(2)
     if norm is not None:
         out = out if before_gate else out * silu(z)
@@ -115,18 +109,9 @@ def step(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
 def test_a_step_is_a_scan_of_one_time(dtype: torch.dtype, allowed: float) -> None:
     given = step(dtype)
     wide = {name: tensor.double() for name, tensor in given.items()}
-    expected, last = reference_chunk_scan(
-        wide["x"][:, None],
-        wide["dt"][:, None, :, 0],
-        wide["A"][:, 0, 0],
-        wide["B"][:, None],
-        wide["C"][:, None],
-        wide["D"],
-        z=wide["z"][:, None],
-        dt_bias=wide["dt_bias"][:, 0],
-        initial_states=wide["state"],
-        dt_softplus=True,
-    )
+    x, dt, B, C, z = (wide[name][:, None] for name in ("x", "dt", "B", "C", "z"))
+    options = {"z": z, "dt_bias": wide["dt_bias"][:, 0], "initial_states": wide["state"], "dt_softplus": True}
+    expected, last = reference_chunk_scan(x, dt[..., 0], wide["A"][:, 0, 0], B, C, wide["D"], **options)
     out = selective_state_update(**given, dt_softplus=True)
     torch.testing.assert_close(out.double(), expected[:, 0], rtol=allowed, atol=10 * allowed)
     torch.testing.assert_close(given["state"].double(), last, rtol=allowed, atol=10 * allowed)
@@ -165,8 +150,9 @@ def test_a_step_without_heads_is_mamba_1s() -> None:
     ids=lambda given: ", ".join(given) if isinstance(given, dict) else "",
 )
 def test_what_is_refused(function: str, changed: dict[str, Any], says: str) -> None:
-    call, given = mamba_split_conv1d_scan_combined, layer()
+    call: Callable[..., Any] = mamba_split_conv1d_scan_combined
+    given = layer()
     if function == "step":
-        call, given = selective_state_update, step()
+        call, given = selective_state_update, dict(step())
     with pytest.raises(ArgumentError, match=says):
         call(**given | changed)

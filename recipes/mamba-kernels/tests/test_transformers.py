@@ -19,16 +19,9 @@ RELEASE = tuple(map(int, version("transformers").split(".")[:2]))
 SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
 STATES: dict[str, Any] = {**SIZES, "state_size": 16, "time_step_rank": 4}
 # transformers 4.57 and 5.17 norm all channels together where they run no kernel, with kernels by group.
-HEADS: dict[str, Any] = {
-    **SIZES,
-    # Triton's interpreter takes its time.
-    "num_hidden_layers": 1,
-    "state_size": 16,
-    "num_heads": 2,
-    "head_dim": 32,
-    "chunk_size": 16,
-    "n_groups": 2 if RELEASE >= (5, 23) else 1,
-}
+HEADS: dict[str, Any] = {**SIZES, "state_size": 16, "num_heads": 2, "head_dim": 32, "chunk_size": 16}
+# Triton's interpreter takes its time.
+HEADS |= {"num_hidden_layers": 1, "n_groups": 2 if RELEASE >= (5, 23) else 1}
 # Configuration, model, and the module's name and mixer.
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "mamba": ("Mamba", STATES, "MambaMixer"),

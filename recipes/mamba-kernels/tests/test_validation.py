@@ -31,17 +31,9 @@ whole = partial(zeros, dtype=INT32)
 EMULATED = {"backend": EMULATED_BACKENDS[0]}
 
 
-def step() -> dict[str, Any]:
-    names = {"x": (2, 6), "dt": (2, 6), "A": (6, 4), "B": (2, 4), "C": (2, 4), "state": (2, 6, 4)}
-    return {name: zeros(shape) for name, shape in names.items()} | EMULATED
-
-
-def row(**options: Any) -> dict[str, Any]:
-    return {"x": zeros(1, 6, 10), "weight": zeros(6, 4), **options}
-
-
-def update() -> dict[str, Any]:
-    return {"x": zeros(2, 6), "conv_state": zeros(2, 6, 4), "weight": zeros(6, 4)}
+STEP = {"x": (2, 6), "dt": (2, 6), "A": (6, 4), "B": (2, 4), "C": (2, 4), "state": (2, 6, 4)}
+UPDATE = {"x": zeros(2, 6), "conv_state": zeros(2, 6, 4), "weight": zeros(6, 4)}
+ROW = {"x": zeros(1, 6, 10), "weight": zeros(6, 4)}
 
 
 # A function with right arguments, and what of them is refused: the argument, its value, what is said.
@@ -91,7 +83,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]], Wrong
     ),
     "packed": (
         causal_conv1d_fn,
-        row,
+        lambda: ROW,
         (
             ("cu_seqlens", tensor([0, 6, 4, 10]), "found length -2 for sequence 1, allowed 0 or more"),
             ("cu_seqlens", tensor([0, 6]), "found 0 to 6, allowed 0 to the length 10"),
@@ -99,14 +91,9 @@ REFUSED: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]], Wrong
             ("cu_seqlens", tensor([10]), "found 1 boundaries, allowed 2 or more"),
         ),
     ),
-    "packed twice": (
-        causal_conv1d_fn,
-        lambda: row(seq_idx=whole(1, 10)),
-        (("cu_seqlens", tensor([0, 10]), "found both"),),
-    ),
     "update": (
         causal_conv1d_update,
-        update,
+        lambda: UPDATE,
         (
             ("x", zeros(6), "found 1 dimensions (6,), allowed 2 or 3 dimensions"),
             ("conv_state", zeros(2, 6, 2), "found 2 inputs, allowed 3 or more"),
@@ -120,7 +107,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]], Wrong
     ),
     "step": (
         selective_state_update,
-        step,
+        lambda: {name: zeros(shape) for name, shape in STEP.items()} | EMULATED,
         (
             ("state", zeros(2, 6, 5), "found shape (2, 6, 5), allowed (batch, channels, states) = (2, 6, 4)"),
             ("state", zeros(1, 6, 4).expand(2, 6, 4), "memory of its own for each element"),
@@ -162,5 +149,7 @@ def test_kinds_of_errors() -> None:
     assert issubclass(ArgumentTypeError, ValueError)
 
 
-def test_index_of_boundaries() -> None:
+def test_boundaries() -> None:
+    with pytest.raises(ArgumentError, match=r"^cu_seqlens: found both"):
+        causal_conv1d_fn(**ROW, seq_idx=whole(1, 10), cu_seqlens=tensor([0, 10]))
     assert index_of(tensor([0, 2, 2, 5]), 5, "cpu").tolist() == [[0, 0, 2, 2, 2]]

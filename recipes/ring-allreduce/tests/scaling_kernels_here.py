@@ -28,15 +28,9 @@ def sums_are_those_of_the_processor() -> None:
         expected = codec.encode(values, plus=coming, lost=losses[0])
         found = torch.full_like(expected, 7)
         digits, scales = codec._parts(found)
-        scaling_kernels.encode(
-            digits,
-            scales,
-            values,
-            plus=None if coming is None else codec._parts(coming),
-            lost=losses[1],
-            most=codec._most,
-            least=LEAST_SCALE,
-        )
+        second = None if coming is None else codec._parts(coming)
+        limits = {"most": codec._most, "least": LEAST_SCALE}
+        scaling_kernels.encode(digits, scales, values, plus=second, lost=losses[1], **limits)
         context = f"{dtype}, {count} values, plus={plus}, feedback={feedback}"
         assert torch.equal(found, expected), context
         decoded = torch.empty(count)
