@@ -15,12 +15,8 @@ import pytest
 )
 def test_they_pass_in_the_interpreter(name: str) -> None:
     command = [sys.executable, "-m", "pytest", "--quiet", "--numprocesses=0", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, Path(__file__).with_name(name)],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command.append(str(Path(__file__).with_name(name)))
+    variables = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout

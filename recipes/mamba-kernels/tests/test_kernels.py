@@ -28,10 +28,11 @@ from twinrun_mamba import conv_kernels
 from twinrun_mamba.launch import Timing
 
 Check = Callable[[str, str], None]
-STEPS = (checks.updates, checks.state_updates, checks.prefill)
+STEPS = (checks.updates, checks.state_updates)
 VALUES = (checks.hard_values, checks.not_finite, checks.strides)
 DIGITS = (checks.long_sums, checks.long_products)
-ON_A_GPU = (checks.many_channels, checks.far_offsets, checks.graph, checks.streams, checks.other_device)
+ALONE = (checks.many_channels, checks.far_offsets, checks.graph, checks.streams, checks.other_device)
+ON_A_GPU = (*VALUES, *DIGITS, *STEPS, *ALONE)
 GRID = [*scan_grid(TESTED_LENGTHS), *conv_grid(TESTED_LENGTHS)]
 
 
@@ -43,9 +44,8 @@ def test_emulated(case: Case, backend: str) -> None:
 @pytest.mark.parametrize(
     ("check", "backend"),
     [
-        *product((*VALUES, *DIGITS, *STEPS), EMULATED_BACKENDS),
-        *((check, "reference") for check in STEPS),
-        *(pytest.param(check, "native", marks=pytest.mark.gpu) for check in (*VALUES, *DIGITS, *STEPS)),
+        *product((*VALUES, *DIGITS, *STEPS, checks.prefill), EMULATED_BACKENDS),
+        *((check, "reference") for check in (*STEPS, checks.prefill)),
         *(pytest.param(check, "native", marks=pytest.mark.gpu) for check in ON_A_GPU),
     ],
 )

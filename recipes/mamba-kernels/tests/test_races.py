@@ -90,9 +90,9 @@ def test_our_kernels_have_no_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         cases.ConvCase(half, batch=1, length=136, options=cases.TRAINING_OPTIONS),
         cases.ConvCase(torch.bfloat16, batch=1, length=20, layout="token-major", options=cases.CONV_OPTIONS),
     )
-    always = _Always(races.build(tmp_path))
+    library = races.build(tmp_path)
     for size in (32, 64):
-        monkeypatch.setattr(cast("Any", drivers.driver(str(size))), "_libraries", always)
+        monkeypatch.setattr(cast("Any", drivers.driver(str(size))), "_libraries", _Always(library))
     for case, backend in itertools.product(chosen, cases.EMULATED_BACKENDS):
         generator = torch.Generator().manual_seed(1)
         inputs = {name: cases.in_layout(one, name, case) for name, one in case.inputs(generator).items()}

@@ -46,9 +46,8 @@ def test_kernels_fit_the_device(arch: str, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv("TRITON_HIP_LLD_PATH", LINKER)
     elif arch.startswith("gfx") and triton.__version__.startswith("3.3"):
         pytest.skip("Triton 3.3 has no linker for AMD GPUs")
-    found = [
-        one for dtype in (torch.bfloat16, torch.float32) for one in resources(partial(call, dtype), arch)
-    ]
+    calls = [partial(call, dtype) for dtype in (torch.bfloat16, torch.float32)]
+    found = [one for each in calls for one in resources(each, arch)]
     assert len(found) == 2 * 14
     for one in found:
         assert not one.spills, one

@@ -164,8 +164,9 @@ def test_a_long_row_is_its_halves_one_after_the_other(length: int) -> None:
     out, last = mamba_chunk_scan_combined(x, dt, A, B, C, 256, return_final_states=True)
     half, state, parts = 256 * 177, None, []
     for part in (slice(0, half), slice(half, length)):
-        given, options = (x[:, part], dt[:, part], A, B[:, part], C[:, part], 256), {"initial_states": state}
-        own, state = mamba_chunk_scan_combined(*given, **options, return_final_states=True)
+        given = (x[:, part], dt[:, part], A, B[:, part], C[:, part], 256)
+        options: dict[str, Any] = {"initial_states": state, "return_final_states": True}
+        own, state = mamba_chunk_scan_combined(*given, **options)
         parts.append(own)
     assert distance(torch.cat(parts, 1), out) < ALLOWED[torch.float32]
     assert distance(state, last) < ALLOWED[torch.float32]

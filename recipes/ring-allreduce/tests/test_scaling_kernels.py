@@ -27,14 +27,8 @@ def test_kernels_compute_what_the_processor_does() -> None:
     # An environment chooses the interpreter when Triton is imported.
     variables = environment() | {"TRITON_INTERPRET": "1"}
     variables["PYTHONPATH"] += f":{Path(__file__).parents[1]}"
-    ended = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("scaling_kernels_here.py"))],
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command = [sys.executable, str(Path(__file__).with_name("scaling_kernels_here.py"))]
+    ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
 
 
