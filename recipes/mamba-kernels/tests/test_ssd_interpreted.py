@@ -29,7 +29,7 @@ MODELS = (
 )
 def test_they_pass_in_the_interpreter(name: str, options: tuple[str, ...]) -> None:
     pytest_of = [sys.executable, "-m", "pytest", "--quiet", "--numprocesses=0", "-p", "no:cacheprovider"]
-    command = [*pytest_of, Path(__file__).with_name(name), *options]
+    command = [*pytest_of, str(Path(__file__).with_name(name)), *options]
     variables = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
