@@ -107,10 +107,8 @@ def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("name", ["slurm_gres", "mpi_launch", "scheduling_priority", "qos_enforcement"])
-def test_a_missing_tool_is_unknown(
-    name: str, scheduler: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_a_missing_tool_is_unknown(name: str, scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/none")
     with pytest.raises(UndecidedError, match="is not installed") as caught:
         getattr(scheduler, name)(None)
     assert caught.value.remedy

@@ -79,9 +79,7 @@ def test_the_published_configuration_is_rendered_as_published() -> None:
         ("pp2", {"offload": "optimizer"}, "offload", "on the device"),
     ],
 )
-def test_a_layout_that_deepspeed_cannot_train_is_refused_by_its_ranks(
-    point: str, layout: dict[str, Any], key: str, why: str
-) -> None:
+def test_a_layout_that_cannot_be_is_refused(point: str, layout: dict[str, Any], key: str, why: str) -> None:
     job = jobs(**SMOKE)[point]
     assert job.layout
     refuse(job)

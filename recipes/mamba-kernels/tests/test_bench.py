@@ -66,9 +66,7 @@ def job_of(folder: Path, *, repeats: int = 0, **changes: Any) -> BenchJob:
     return load_json(file, BenchJob)
 
 
-def test_every_operation_is_checked_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None
-) -> None:
+def test_every_operation_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
     monkeypatch.setenv("TWINRUN_MAMBA_OBJECTS", str(tmp_path))
     job = job_of(tmp_path)
     rank.introduce(job)
@@ -169,9 +167,7 @@ def test_unknown_names_are_refused_before_anything_runs(option: str) -> None:
     assert "allowed: " in str(caught.value)
 
 
-def test_upstream_that_is_installed_but_broken_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_upstream_that_is_broken_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "causal_conv1d.py").write_text("raise ImportError('undefined symbol: _ZN')")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ImportError, match="undefined symbol"):

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import TOLERANCE
+from cases import TOLERANCE, distance
 from twinrun_mamba import causal_conv1d_fn, launch, registry, selective_scan_fn
 from twinrun_mamba.drivers import Driver, Launch
 from twinrun_mamba.launch import Launcher
@@ -119,10 +119,6 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, fre
     return "emulated-64"
 
 
-def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected).norm() / expected.norm())
-
-
 # Forward alone: what sums over a warp has ds_swizzle_b32, which the emulator cannot read.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_amds_code_convolves_as_the_reference(dtype: torch.dtype, backend: str) -> None:
@@ -131,7 +127,7 @@ def test_amds_code_convolves_as_the_reference(dtype: torch.dtype, backend: str) 
         found = causal_conv1d_fn(*given, activation="silu", backend=backend)
         x, weight, bias = (one.double() for one in given)
         expected = causal_conv1d_fn(x, weight, bias, activation="silu", backend="reference")
-    assert apart(found, expected) < TOLERANCE[dtype]
+    assert distance(found, expected) < TOLERANCE[dtype]
 
 
 def test_amds_code_scans_as_the_reference(backend: str, request: pytest.FixtureRequest) -> None:
@@ -146,4 +142,4 @@ def test_amds_code_scans_as_the_reference(backend: str, request: pytest.FixtureR
         return [out.detach(), *(torch.autograd.grad(out, leaves, torch.ones_like(out)) if back else ())]
 
     for found, expected in zip(run(backend, torch.float32), run("reference", torch.float64), strict=True):
-        assert apart(found, expected) < TOLERANCE[torch.float32]
+        assert distance(found, expected) < TOLERANCE[torch.float32]

@@ -1,9 +1,8 @@
-"""The kernels of scan and convolution against float64: emulated everywhere, native on a GPU."""
+"""The convolution's kernels against float64: emulated everywhere, native on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import product
+from collections.abc import Iterator
 
 import checks
 import pytest
@@ -12,51 +11,32 @@ from cases import (
     CONV_OPTIONS,
     DTYPES,
     EMULATED_BACKENDS,
-    SCAN_OPTIONS,
     TESTED_LENGTHS,
     TRAINING_OPTIONS,
-    Case,
     ConvCase,
-    ScanCase,
     conv_grid,
     emulated,
-    scan_grid,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 from twinrun_mamba import conv_kernels
 from twinrun_mamba.launch import Timing
 
-Check = Callable[[str, str], None]
-STEPS = (checks.updates, checks.state_updates)
-VALUES = (checks.hard_values, checks.not_finite, checks.strides)
-DIGITS = (checks.long_sums, checks.long_products)
-ALONE = (checks.many_channels, checks.far_offsets, checks.graph, checks.streams, checks.other_device)
-ON_A_GPU = (*VALUES, *DIGITS, *STEPS, *ALONE)
-GRID = [*scan_grid(TESTED_LENGTHS), *conv_grid(TESTED_LENGTHS)]
 
-
-@pytest.mark.parametrize(("case", "backend"), emulated(GRID), ids=str)
-def test_emulated(case: Case, backend: str) -> None:
+@pytest.mark.parametrize(("case", "backend"), emulated([*conv_grid(TESTED_LENGTHS)]), ids=str)
+def test_emulated(case: ConvCase, backend: str) -> None:
     checks.fits(case, backend, "cpu", seed=torch.seed() % 2**31)
 
 
-@pytest.mark.parametrize(
-    ("check", "backend"),
-    [
-        *product((*VALUES, *DIGITS, *STEPS, checks.prefill), EMULATED_BACKENDS),
-        *((check, "reference") for check in (*STEPS, checks.prefill)),
-        *(pytest.param(check, "native", marks=pytest.mark.gpu) for check in ON_A_GPU),
-    ],
-)
-def test_checks(check: Check, backend: str) -> None:
-    check(backend, "cuda" if backend == "native" else "cpu")
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", list(conv_grid()), ids=str)
+def test_native(case: ConvCase) -> None:
+    checks.fits(case, "native", "cuda", seed=torch.seed() % 2**31)
 
 
 @pytest.mark.parametrize("backend", EMULATED_BACKENDS)
-def test_emulated_repeats(backend: str) -> None:
-    checks.repeats(ScanCase(torch.bfloat16, length=70, options=SCAN_OPTIONS), backend, "cpu", times=3)
-    # Pieces and splits of one sequence meet without a seam.
+def test_emulated_long(backend: str) -> None:
+    """Pieces and splits of one sequence meet without a seam."""
     for layout in ("channel-first", "token-major"):
         case = ConvCase(torch.float32, 1, 5, 2500, 4, CONV_OPTIONS, layout)
         checks.fits(case, backend, "cpu")
@@ -108,15 +88,3 @@ def test_a_reciprocal_divides_exactly(x: int, divisor: int) -> None:
     shift, factor = divmod(conv_kernels._fast_divisor(divisor), 2**32)
     assert shift < 32
     assert (2 * x * factor >> 32) >> shift == x // divisor
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", [*scan_grid(), *conv_grid()], ids=str)
-def test_native(case: Case) -> None:
-    checks.fits(case, "native", "cuda", seed=torch.seed() % 2**31)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", checks.REPEATED, ids=str)
-def test_native_repeats(case: Case) -> None:
-    checks.repeats(case, "native", "cuda")
