@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import signal
 import socket
 import socketserver
 import subprocess
@@ -15,48 +14,34 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-class RunningRegistry:
-    """docker-registry serving one folder on a free port of the loopback interface."""
-
-    def __init__(self, folder: Path) -> None:
-        self.host = f"127.0.0.1:{free_port()}"
-        settings = {
-            "version": 0.1,
-            "log": {"level": "error"},
-            "storage": {"filesystem": {"rootdirectory": str(folder / "blobs")}, "delete": {"enabled": True}},
-            "http": {"addr": self.host, "secret": "of a test"},
-        }
-        file = folder / "registry.yml"
-        # JSON is YAML.
-        file.write_text(json.dumps(settings), encoding="utf-8")
-        with (folder / "registry.log").open("wb") as log:
-            self._process = subprocess.Popen(["docker-registry", "serve", str(file)], stdout=log, stderr=log)
-        try:
-            self._wait()
-        except BaseException:
-            self.kill()
-            raise
-
-    def __enter__(self) -> RunningRegistry:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    def _wait(self) -> None:
-        host, _, port = self.host.partition(":")
-        for _ in range(200):
-            with socket.socket() as attempt:
-                if attempt.connect_ex((host, int(port))) == 0:
-                    return
-            assert self._process.poll() is None, "the registry has ended"
+@contextlib.contextmanager
+def running_registry(folder: Path) -> Iterator[str]:
+    """Serve a folder by docker-registry and yield its host; it ends at once, with whatever it was sending."""
+    port = free_port()
+    settings = {
+        "version": 0.1,
+        "log": {"level": "error"},
+        "storage": {"filesystem": {"rootdirectory": str(folder / "blobs")}},
+        "http": {"addr": f"127.0.0.1:{port}", "secret": "of a test"},
+    }
+    # JSON is YAML.
+    (folder / "registry.yml").write_text(json.dumps(settings), encoding="utf-8")
+    with (folder / "registry.log").open("wb") as log:
+        command = ["docker-registry", "serve", str(folder / "registry.yml")]
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        while not _listens(port):
+            assert process.poll() is None, "the registry has ended"
             time.sleep(0.05)
-        raise AssertionError("the registry does not listen")
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
 
-    def kill(self) -> None:
-        """End it at once, with whatever it was sending."""
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
+
+def _listens(port: int) -> bool:
+    with socket.socket() as attempt:
+        return attempt.connect_ex(("127.0.0.1", port)) == 0
 
 
 class RegistryProxy(socketserver.BaseRequestHandler):
@@ -87,9 +72,9 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def wire(registry: RunningRegistry, spoilt: bytes) -> Iterator[str]:
+def wire(registry: str, spoilt: bytes) -> Iterator[str]:
     """Yield the address of a registry whose answers are cut where a request begins with `spoilt`."""
-    handler = type("Handler", (RegistryProxy,), {"target": registry.host, "spoilt": spoilt})
+    handler = type("Handler", (RegistryProxy,), {"target": registry, "spoilt": spoilt})
     with serve(socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler)) as port:
         yield f"127.0.0.1:{port}"
 

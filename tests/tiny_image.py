@@ -6,14 +6,14 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+
+from docker import DockerClient
+from docker.errors import DockerException
 
 SECONDS = 60
 # A machine may itself be a container: its limits cannot be raised, and crun knows no mixed control groups.
@@ -110,19 +110,9 @@ exec dockerd --host unix:///sock/docker.sock
 def await_daemon(address: str) -> None:
     """Wait until the daemon behind a socket answers."""
     deadline = time.monotonic() + SECONDS
-    while not _answers(address.removeprefix("unix://")):
+    while True:
+        with contextlib.suppress(DockerException):
+            # It asks for the version.
+            return DockerClient(address, timeout=SECONDS).close()
         assert time.monotonic() < deadline, f"nothing answers at {address}"
         time.sleep(0.1)
-
-
-def _answers(path: str) -> bool:
-    connection = HTTPConnection("localhost", timeout=SECONDS)
-    with contextlib.closing(connection), socket.socket(socket.AF_UNIX) as stream:
-        stream.settimeout(SECONDS)
-        try:
-            stream.connect(path)
-            connection.sock = stream
-            connection.request("GET", "/_ping")
-            return connection.getresponse().status == HTTPStatus.OK
-        except (HTTPException, OSError):
-            return False

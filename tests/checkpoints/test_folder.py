@@ -14,7 +14,7 @@ from twinrun.checkpoints.folder import DamagedError, FolderStore
 from twinrun.checkpoints.safetensors import parse_header
 from twinrun.checkpoints.verification import retire, verify
 from twinrun.cli.records import checkpoint
-from twinrun.foundation.errors import InputError, RunError
+from twinrun.foundation.errors import RunError
 from twinrun.foundation.files import canonical_json, sha256_of_bytes
 
 
@@ -130,12 +130,3 @@ def test_a_place_that_is_gone_is_named(store: FolderStore) -> None:
         write(store, step=8, token=1)
     assert caught.value.place == store.place
     assert not Path(store.place).exists()
-
-
-@pytest.mark.parametrize("version", [2, 4])
-def test_another_format_is_refused(store: FolderStore, version: int) -> None:
-    manifest = verify(store, 6).model_copy(update={"format": version})
-    Path(store.file(6, "manifest.json")).write_bytes(manifest.text())
-    with pytest.raises(InputError, match="another format") as caught:
-        verify(store, 6)
-    assert (caught.value.found, caught.value.allowed) == (version, 3)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints.hiccups import CALLS, ERRORS, failing
-from tests.checkpoints.writing import VALUES, place_of, write
+from tests.checkpoints.writing import CALLS, ERRORS, VALUES, failing, place_of, write
 from tests.trials import HICCUPS
 from twinrun.checkpoints.conversion import TensorReader
 from twinrun.checkpoints.folder import FolderStore, UnreachableError

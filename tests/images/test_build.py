@@ -21,7 +21,7 @@ import docker
 import pytest
 from docker import DockerClient
 
-from tests.registries import RunningRegistry, wire
+from tests.registries import running_registry, wire
 from tests.tiny_build import SECONDS, another, answer, build, relock, run, started
 from tests.tiny_image import await_daemon, containerd_store, podman, podman_variables
 from tests.tiny_stack import STACK, Checkout
@@ -403,7 +403,7 @@ def test_a_registry_that_dies_in_the_middle_leaves_nothing(
     client: DockerClient, checkout: Checkout, built: dict[str, Any], tmp_path: Path, spoilt: bytes
 ) -> None:
     before = sorted(client.images.get(built["built"]["id"]).tags)
-    with RunningRegistry(tmp_path) as registry, wire(registry, spoilt) as host:
+    with running_registry(tmp_path) as registry, wire(registry, spoilt) as host:
         refused = build(checkout, "--push", f"{host}/stacks/tiny")
         assert (refused.returncode, "cannot push" in refused.stderr) == (3, True), refused.stderr
         refused = pull(checkout, f"{host}/stacks/tiny@sha256:{'0' * 64}")
@@ -415,8 +415,8 @@ def test_a_registry_that_dies_in_the_middle_leaves_nothing(
 def test_what_is_pushed_is_taken_by_its_digest(
     client: DockerClient, checkout: Checkout, built: dict[str, Any], tmp_path: Path
 ) -> None:
-    with RunningRegistry(tmp_path) as registry:
-        repository = f"localhost:{registry.host.partition(':')[2]}/stacks/tiny"
+    with running_registry(tmp_path) as registry:
+        repository = f"localhost:{registry.partition(':')[2]}/stacks/tiny"
         reference = answer(build(checkout, "--push", repository, "--json"))["pushed"]
         assert reference.startswith(f"{repository}@sha256:")
         # Where nothing was built yet.

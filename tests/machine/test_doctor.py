@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -16,14 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.machine.played import play
-from tests.machine.stand_in import pynvml
 from twinrun.foundation.cache import COMPLETE, cache_root, environment_folder
 from twinrun.machine import checks, daemon
-from twinrun.machine.checks import HostCheck, check_devices
-from twinrun.machine.devices import discover
+from twinrun.machine.checks import HostCheck
 from twinrun.machine.doctor import Diagnosis, diagnose
 from twinrun.manifests.stack import load_stack, stamp
-from twinrun.manifests.vendor import load_gpus, load_vendors
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,12 +27,6 @@ ROOT = Path(__file__).parents[2]
 def named(diagnosis: Diagnosis, name: str) -> HostCheck:
     (check,) = (check for check in diagnosis.checks if check.name == name)
     return check
-
-
-def devices_check(root: Path, vendor: str) -> HostCheck:
-    manifest = load_vendors(root)[vendor]
-    gpus = load_gpus(root)
-    return check_devices(manifest, discover(manifest, gpus), gpus)
 
 
 def test_machine_without_gpus_is_well_enough(root: Path) -> None:
@@ -61,28 +51,11 @@ def test_machine_without_gpus_is_well_enough(root: Path) -> None:
     ],
 )
 def test_devices_are_counted_in_cards_and_parts_recognised(
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    model: str,
-    vendor: str,
-    status: str,
-    found: str,
-    hint: str,
+    root: Path, monkeypatch: pytest.MonkeyPatch, model: str, vendor: str, status: str, found: str, hint: str
 ) -> None:
     play(root, model, monkeypatch)
-    check = devices_check(root, vendor)
-    assert check.status == status
-    assert found in check.found
-    assert hint in str(check.hint)
-
-
-@pytest.mark.parametrize("seconds", [0, 9])
-def test_a_driver_that_does_not_answer_is_unknown_never_well(
-    root: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", pynvml)
-    monkeypatch.setenv("PLAYED_GPUS", json.dumps({"fault": "Unknown Error", "seconds": seconds}))
-    assert devices_check(root, "cuda").status == "unknown"
+    check = named(diagnose(root), f"GPUs ({vendor})")
+    assert (check.status, found in check.found, hint in str(check.hint)) == (status, True, True)
 
 
 CLOSED = """

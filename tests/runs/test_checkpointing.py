@@ -84,8 +84,9 @@ def test_a_leg_out_of_order_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_checkpoint_of_this_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="format"):
+    with pytest.raises(InputError, match="another format") as other:
         found(legs(2), saved(tmp_path, version=FORMAT + 1))
+    assert (other.value.found, other.value.allowed) == (FORMAT + 1, FORMAT)
     (tmp_path / LEG / STEP / "manifest.json").write_text('{"content": {')
     with pytest.raises(TwinrunError, match="manifest") as raised:
         found(legs(2), tmp_path)

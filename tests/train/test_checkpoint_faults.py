@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.checkpoints.hiccups import failing
+from tests.checkpoints.writing import failing
 from tests.train.checkpoint_jobs import digests, saving, start
 from tests.train.checkpoint_run import train
 from tests.train.damage import DATA_PLACES, PROTOCOLS, QUICK_PROTOCOLS, Attack, damage, day_and_night
