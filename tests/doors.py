@@ -29,12 +29,6 @@ class Ended:
         """The JSON on stdout."""
         return json.loads(self.stdout)
 
-    @property
-    def files(self) -> dict[str, Path]:
-        """The files below the command's folder by their names relative to it."""
-        found = sorted(path for path in self.folder.rglob("*") if path.is_file())
-        return {path.relative_to(self.folder).as_posix(): path for path in found}
-
 
 class Command(Protocol):
     """Run `invoke` with these words in a project, by default this one; `{out}` in a word is the folder."""

@@ -7,10 +7,11 @@ import hashlib
 import http.server
 import json
 import re
-import threading
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
+
+from tests.registries import serve
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -20,8 +21,8 @@ class Hub(http.server.ThreadingHTTPServer):
 
     cut_after: int | None = None
     """Close the connection after this many bytes, and each later one before any."""
-    flip, ranges, lost = False, True, False
-    """Change the first byte of each file; answer parts; have no file that is listed."""
+    flip, ranges = False, True
+    """Change the first byte of each file; answer parts."""
     answer: bytes | None = None
     """Say this to everything."""
 
@@ -36,12 +37,8 @@ class Hub(http.server.ThreadingHTTPServer):
     @contextlib.contextmanager
     def serving(self) -> Iterator[Hub]:
         """Answer until the end of the block."""
-        with self:
-            thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
-            thread.start()
+        with serve(self):
             yield self
-            self.shutdown()
-            thread.join()
 
 
 class HubHandler(http.server.BaseHTTPRequestHandler):
@@ -78,11 +75,10 @@ class HubHandler(http.server.BaseHTTPRequestHandler):
             self.server.cut_after = self.server.cut_after and 0
 
     def file(self) -> bytes | None:
-        kind, path = "models", self.path.replace("%20", " ")
-        if path.startswith("/datasets/"):
-            kind = "datasets"
+        path = self.path.replace("%20", " ")
+        kind = "datasets" if path.startswith("/datasets/") else "models"
         found = re.search(r"/resolve/[0-9a-f]{40}/(.*)", path)
-        if self.server.lost or not found or found[1] not in self.server.files.get(kind, {}):
+        if not found or found[1] not in self.server.files.get(kind, {}):
             self.send_error(404)
             return None
         return self.server.files[kind][found[1]]

@@ -96,11 +96,10 @@ def ends(site: SlowLibrary, count: int = VERSIONS) -> tuple[Path, Path]:
     return site.lock("good", 1), site.lock("bad", count)
 
 
-RACE = "import random\nif random.random() < 1 / 3:\n    raise RuntimeError('a race')\n"
 # The source of a version, the workload, the question, the version that did it, and those that do not install.
 FAULTS = {
     "sleeps": (lambda n: slower(1.05 if n >= 11 else 1.0), "bench", ("--metric", "norm-fp32"), 11, (8, 9)),
-    "races": (lambda n: (RACE if n >= 7 else "") + slower(0.1), "bench", ("--fails",), 7, ()),
+    "fails": (lambda n: ("1 / 0\n" if n >= 7 else "") + slower(0.1), "bench", ("--fails",), 7, ()),
     "drifts": (
         lambda n: f"EPSILON = {0.05 if n >= 9 else 0.0}\n",
         *("training", ("--parity", "--set", "devices=1"), 9, ()),

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import io
 import math
 import os
 import struct
-import threading
 import tracemalloc
 import zlib
 from pathlib import Path
 
 import pytest
 
+from tests.indexes import serving_folder
 from twinrun.foundation.errors import InputError
 from twinrun.parity.logs import LineFormat, formats
 from twinrun.parity.readers import log_entries, read_log
@@ -87,14 +85,10 @@ def test_lines_and_keys_that_are_asked_for_are_taken(
 
 def test_an_address_is_read(tmp_path: Path) -> None:
     written(tmp_path, "step 1 loss 3.0\nstep 2 loss 2.5\n")
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
+    with serving_folder(tmp_path) as address:
         found = read_log(Path(f"{address}/run.log"))
         with pytest.raises(InputError, match="the address gives no log"):
             read_log(Path(f"{address}/absent.log"))
-        server.shutdown()
     assert (found.source, found.values) == (f"{address}/run.log", (3.0, 2.5))
 
 

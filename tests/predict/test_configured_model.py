@@ -62,17 +62,15 @@ def test_windows_and_dense_layers_count_what_a_token_meets() -> None:
     assert 37e9 < met / 6 < 1.15 * 37e9
 
 
-def test_a_member_of_ours_is_the_same_from_its_config(tmp_path: Path) -> None:
-    ours = member("llama-8b", place="model")
-    theirs, _ = configured(written(tmp_path, LLAMA), sequence=8192)
+def test_a_member_of_ours_is_the_same_from_its_config_and_what_is_not_understood_is_named(
+    tmp_path: Path,
+) -> None:
+    ours, more = member("llama-8b", place="model"), {"kv_rank": 512, "n_shared_expert": 1}
+    theirs, strange = configured(written(tmp_path, LLAMA | more), sequence=8192)
+    assert strange == tuple(more)
     assert theirs.flops_per_token() == ours.flops_per_token()
     assert theirs.parameters() == ours.parameters()
     assert theirs.work().block.attention_flops == ours.work().block.attention_flops
-
-
-def test_what_is_not_understood_is_named(tmp_path: Path) -> None:
-    _, strange = configured(written(tmp_path, LLAMA | {"kv_rank": 512, "n_shared_expert": 1}))
-    assert strange == ("kv_rank", "n_shared_expert")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,10 @@ def test_states_are_split_by_what_is_sharded() -> None:
     assert totals == sorted(totals, reverse=True)
     whole = needed(WHOLE)
     assert whole.parameters + whole.gradients + whole.optimizer == 16 * WORK.parameters
+    # Masters are beside parameters of 16 bits.
+    zero = needed(WHOLE.replace(shards="optimizer", parameter_bytes=2, masters=True), devices=4)
+    assert zero.parameters + zero.gradients == (2 + 4) * WORK.parameters
+    assert (zero.optimizer, zero.copies) == (12 * (WORK.parameters // 4), 0)
 
 
 @pytest.mark.parametrize("recomputation", [True, "selective", False])
@@ -33,13 +37,6 @@ def test_only_activations_grow_with_the_microbatch(recomputation: bool) -> None:
     assert four.activations - two.activations == 2 * (two.activations - one.activations)
     assert two._replace(activations=0) == four._replace(activations=0)
     assert needed(WHOLE.replace(recomputation=True)).activations <= needed(sharded).activations
-
-
-def test_masters_are_beside_16_bit_parameters() -> None:
-    zero = needed(WHOLE.replace(shards="optimizer", parameter_bytes=2, masters=True), devices=4)
-    assert zero.parameters + zero.gradients == (2 + 4) * WORK.parameters
-    assert zero.optimizer == 12 * (WORK.parameters // 4)
-    assert zero.copies == 0
 
 
 # Korthikanti et al. 2022, arXiv:2205.05198, table 3 and figure 1: width, heads, layers, pipeline, parts,

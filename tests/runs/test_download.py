@@ -103,14 +103,6 @@ def test_what_names_nothing_is_wrong_input(
         bring(server or hub, tmp_path, pattern, revision=revision)
 
 
-def test_a_file_that_the_server_lists_and_does_not_have_is_named(hub: Hub, tmp_path: Path) -> None:
-    bring(hub, tmp_path, limit=1)
-    hub.lost = True
-    with pytest.raises(MachineError, match=r"en/train\.00001\.json\.gz: the download failed") as caught:
-        bring(hub, tmp_path)
-    assert caught.value.found == "status 404"
-
-
 @pytest.mark.parametrize("answer", [b"<html>log in</html>", b'{"error": 1}', b"[1]", b'[{"type": "file"}]'])
 def test_a_server_that_is_no_hub_is_named(hub: Hub, tmp_path: Path, answer: bytes) -> None:
     hub.answer = answer
