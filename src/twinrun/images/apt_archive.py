@@ -85,7 +85,7 @@ class AptArchive:
         names = list(names)
         if not names:
             return ()
-        printed = self._apt(
+        printed = self.apt(
             *("apt-get", "install", "--simulate", "--", *names),
             failure="the system packages cannot be resolved",
             error=InputError,
@@ -115,23 +115,15 @@ class AptArchive:
     def _stanzas(self, packages: list[str]) -> list[str]:
         if not packages:
             return []
-        text = self._apt("apt-cache", "show", "--", *packages, failure=None)
+        text = self.apt("apt-cache", "show", "--", *packages, failure=None)
         # apt-cache shows an installed package twice.
         return [stanza for stanza in text.strip().split("\n\n") if "\nStatus: " not in stanza]
 
-    def _apt(self, program: str, *arguments: str, **told: Any) -> str:
+    def apt(self, program: str, *arguments: str, **told: Any) -> str:
+        """Return what a program of apt prints of this archive; `told` is as `tool_output` takes it."""
         variables = {"APT_CONFIG": str(self._root / "apt.conf"), "LC_ALL": "C"}
         command, absent = (program, "--quiet=2", *arguments), "it comes with Debian and Ubuntu"
         return tool_output(command, variables=variables, absent=absent, **told)
-
-    def update(self, place: str) -> None:
-        """Run `apt-get update`; raises MachineError."""
-        self._apt(
-            *("apt-get", "update", "--error-on=any"),
-            failure="the lists of packages cannot be read",
-            place=place,
-            hint="check the network, or name a mirror in TWINRUN_DEBIAN_MIRROR",
-        )
 
 
 @contextlib.contextmanager
@@ -156,7 +148,12 @@ def open_archive(suite: str, architecture: str) -> Iterator[AptArchive]:
         configuration = template.substitute(root=root, architecture=architecture)
         (root / "apt.conf").write_text(configuration, encoding="utf-8")
         archive = AptArchive(root)
-        archive.update(f"debian {suite}")
+        archive.apt(
+            *("apt-get", "update", "--error-on=any"),
+            failure="the lists of packages cannot be read",
+            place=f"debian {suite}",
+            hint="check the network, or name a mirror in TWINRUN_DEBIAN_MIRROR",
+        )
         yield archive
 
 

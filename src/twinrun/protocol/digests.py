@@ -94,7 +94,9 @@ class Tracer:
             self._found = {f"weights {name}": self._of_parameter(name, one) for name, one in parameters}
 
     def end(self) -> None:
-        """End the step, before the gradients are clipped."""
+        """End the step, before the gradients are clipped; the first rank writes what was found."""
+        import torch
+
         found, self._found = self._found, None
         if found is None:
             return
@@ -103,11 +105,6 @@ class Tracer:
         for name, one in reversed(list(self._model.named_parameters())):
             if one.grad is not None:
                 found[f"backward {name}"] = self._of_parameter(name, one.grad)
-        self._write(found)
-
-    def _write(self, found: dict[str, Tensor]) -> None:
-        import torch
-
         if _rank():
             return
         # One transfer a step, whatever the number of layers.

@@ -77,18 +77,17 @@ class LlamaShape(ModelShape):
         """Return what a pass has to do."""
         width, hidden, head_size = self.width, self.hidden, self.width // self.heads
         shared = self.groups * head_size
-        products = (
-            Product(width, width, "columns"),
-            Product(2 * shared, width, "columns"),
-            Product(width, width, "inner"),
-            Product(2 * hidden, width, "columns"),
-            Product(width, hidden, "inner"),
-        )
         # Of 16 bits: the stream and its norm before attention and before the feed-forward layer; queries,
         # keys and values, repeated for each head of queries, and what attention gives; the two factors of the
         # feed-forward layer and their product.
         block = BlockWork(
-            products=products,
+            products=(
+                Product(width, width, "columns"),
+                Product(2 * shared, width, "columns"),
+                Product(width, width, "inner"),
+                Product(2 * hidden, width, "columns"),
+                Product(width, hidden, "inner"),
+            ),
             vectors=2 * width,
             width=width,
             hidden=hidden,

@@ -54,14 +54,13 @@ class MambaShape(ModelShape):
     def work(self) -> ModelWork:
         """Return what a pass has to do."""
         width, channels = self.width, self.channels
-        products = (
-            Product(2 * channels, width, "columns"),
-            Product(self.rank + 2 * self.states, channels, "inner"),
-            Product(channels, self.rank, "columns"),
-            Product(width, channels, "inner"),
-        )
         block = BlockWork(
-            products=products,
+            products=(
+                Product(2 * channels, width, "columns"),
+                Product(self.rank + 2 * self.states, channels, "inner"),
+                Product(channels, self.rank, "columns"),
+                Product(width, channels, "inner"),
+            ),
             vectors=channels * (self.convolution + 3 + self.states) + width,
             width=width,
             hidden=channels,

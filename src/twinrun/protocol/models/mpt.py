@@ -60,14 +60,13 @@ class MptShape(ModelShape):
     def work(self) -> ModelWork:
         """Return what a pass has to do."""
         width, hidden, experts = self.width, self.expansion * self.width, self.experts or 1
-        products = (
-            Product(3 * width, width, "columns"),
-            Product(width, width, "inner"),
-            Product(hidden, width, "columns", experts),
-            Product(width, hidden, "inner", experts),
-        )
         block = BlockWork(
-            products=products,
+            products=(
+                Product(3 * width, width, "columns"),
+                Product(width, width, "inner"),
+                Product(hidden, width, "columns", experts),
+                Product(width, hidden, "inner", experts),
+            ),
             vectors=(8 + (self.expansion + 1) * experts) * width + self._router(),
             width=width,
             hidden=hidden,
