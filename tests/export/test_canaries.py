@@ -55,15 +55,8 @@ def track(name: str) -> Callable[[FinishedRun, Path], object]:
 def node(run: FinishedRun, out: Path) -> None:
     """Write what ranks leave beside the points of a run."""
     (out / "ranks").mkdir(parents=True)
-    job = Job(
-        recipe="a",
-        point="a",
-        world_size=1,
-        accelerator=False,
-        out=str(out),
-        metrics=str(out / "metrics.jsonl"),
-        attempt="1",
-    )
+    told = {"out": str(out), "metrics": str(out / "metrics.jsonl"), "attempt": "1"}
+    job = Job.model_validate({"recipe": "a", "point": "a", "world_size": 1, "accelerator": False} | told)
     rank.write_result(job, Result(point="a", device_name=LEAK, libraries={"a": LEAK}))
 
 

@@ -12,15 +12,8 @@ from twinrun.protocol.measurements import Check
 from twinrun.results.reading import FinishedRun
 
 CHECKS = tuple(
-    Check(
-        id=f"a-{outcome}",
-        outcome=outcome,
-        place="b, device 1",
-        nodes=("b", "a"),
-        reason="it \x1b is so",
-        seconds=2,
-    )
-    for outcome in ("pass", "fail", "unknown")
+    Check(id=f"a-{one}", outcome=one, place="b", nodes=("b", "a"), reason="it \x1b is so", seconds=2)
+    for one in ("pass", "fail", "unknown")
 )
 
 

@@ -18,7 +18,6 @@ from twinrun.export.tracked_run import TrackedRun, tracked_run
 from twinrun.export.trackers import choose_trackers
 from twinrun.foundation.errors import InputError
 from twinrun.parity.readers import log_entries
-from twinrun.results.judged import Judged
 from twinrun.results.reading import FinishedRun
 
 # What every tracker shows of each step.
@@ -45,12 +44,6 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-def numbers(record: Judged) -> dict[str, dict[str, float]]:
-    return {
-        point.id: {f"record/{one.id}": one.median for one in point.measurements} for point in record.points
-    }
-
-
 def test_series_are_those_of_the_record(run: TrackedRun) -> None:
     record = record_with_power()
     for point, recorded in zip(run.points, record.points, strict=True):
@@ -62,18 +55,14 @@ def test_series_are_those_of_the_record(run: TrackedRun) -> None:
             assert median
             assert list(series[name].values()) == pytest.approx([median.median] * len(series[name])), name
         assert len(series["step-time"]) == point.steps == len(LOSSES)
-        assert point.numbers == numbers(record)[point.id]
+        assert point.numbers == {f"record/{one.id}": one.median for one in recorded.measurements}
+        training, shape = record.plan.part.training, record.plan.part.shape
+        assert point.parameters["training.model"] == training.model
+        assert point.parameters["training.global_batch"] == str(training.global_batch)
+        assert point.parameters["model.width"] == str(shape.width)
+        assert point.parameters["point"] == point.id
     # One point after the other, and none before the one ahead of it has ended.
     assert run.points[0].ended[-1] <= run.points[1].ended[0]
-
-
-def test_parameters_are_those_of_the_plan(run: TrackedRun) -> None:
-    record = record_with_power()
-    for point in run.points:
-        assert point.parameters["training.model"] == record.plan.part.training.model
-        assert point.parameters["training.global_batch"] == str(record.plan.part.training.global_batch)
-        assert point.parameters["model.width"] == str(record.plan.part.shape.width)
-        assert point.parameters["point"] == point.id
 
 
 @pytest.mark.needs("tensorboard")

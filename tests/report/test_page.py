@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.records import PROJECT, bench_record, measurement, replaced, smoke_record, training_record
+from tests.records import PROJECT, bench_record, measurement, replaced, smoke_record
 from tests.report.committed import changed, judged, newest, verdict
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.report.page import write_recipe_report, write_report
@@ -151,28 +151,6 @@ def test_doubts_and_what_exceeds_and_who_vouches_stand_beside_a_verdict(tmp_path
     signed = run_page(tmp_path, changed(TRAINING, signer="signed by ann")).words()
     assert "The record is signed by ann, one signer." in signed
     assert "✓ holds here signed by ann, one signer" in signed
-
-
-def test_a_second_signer_stands_beside_what_that_record_confirms(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rates, settings = {"devices=1": 501.0, "devices=2": 496.0}, ("model=mpt-7b",)
-    other = training_record(rates, gpu="h200", scale="node", settings=settings, spread=0.01)
-    renamed = other.record.model_copy(update={"run": "another"})
-    other = dataclasses.replace(other, record=renamed, signer="signed by bob")
-    monkeypatch.setattr("twinrun.results.reading.read_record", lambda *_: other)
-    monkeypatch.setattr(type(PROJECT), "results", lambda *_: [tmp_path])
-    text = run_page(tmp_path, changed(TRAINING, signer="signed by ann")).words()
-    assert "✓ holds here confirmed by bob" in text
-
-
-@pytest.mark.parametrize(
-    ("outcome", "colour"), [("not-comparable", "neutral"), ("reproduced", "good"), ("failed", "bad")]
-)
-def test_the_headline_has_the_colour_of_what_was_found(outcome: str, colour: str, tmp_path: Path) -> None:
-    page = run_page(tmp_path, judged(TRAINING, outcome))  # type: ignore[arg-type]
-    found = [one["class"] for one in page.all("p") if "headline" in (one.get("class") or "")]
-    assert found == [f"headline {colour}"]
 
 
 def test_strings_from_elsewhere_are_text(tmp_path: Path) -> None:

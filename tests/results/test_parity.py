@@ -53,17 +53,6 @@ def test_a_run_and_itself_show_nothing() -> None:
     assert "a run and itself are one curve" in one.parity.reason
 
 
-def test_a_curve_that_leaves_the_envelope_is_another() -> None:
-    (late,) = held(traced(), traced(1e-3, controls=0, since=60))
-    assert (late.parity.outcome, late.parity.windows[0].step > 60) == ("outside", True)
-
-
-def test_another_order_starts_from_something_else_and_says_so() -> None:
-    (one,) = held(traced(), traced(1e-2, orders={POINT: "e" * 64}))
-    assert one.parity.outcome in ("start", "other-run")
-    assert "order" in one.parity.reason
-
-
 def test_control_runs_are_asked_for_where_there_are_none() -> None:
     with pytest.raises(InputError, match="no control runs"):
         list(held(traced(), traced(), controls=[traced(controls=0)]))

@@ -67,6 +67,7 @@ def leaves(value: Any) -> Iterator[tuple[Any, Any]]:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_an_edit_of_any_leaf_is_refused_by_the_digest(recipe: str) -> None:
     content, kept = smoke(recipe), 0
+    assert smoke_record(recipe).refusals == ()
     for holder, key in leaves(content):
         before = holder[key]
         holder[key] = before + 1 if isinstance(before, (int, float)) else f"{before}x"
@@ -84,18 +85,6 @@ def test_a_leaf_that_is_gone_or_new_is_refused() -> None:
     content["points"][0]["result"]["calls"] *= 2
     with pytest.raises(InputError, match="have one name"):
         read_content(sealed(content), place="record.json")
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_the_first_sentence_of_a_smoke_run_is_true(recipe: str) -> None:
-    found = smoke_record(recipe)
-    assert found.refusals == ()
-    sentence = headline(found)
-    errors = [one for point in found.points for one in point.measurements if one.metric == "error"]
-    if ours := [one for one in errors if "@" not in one.id]:
-        assert f"{len(ours)} of {len(ours)} results within the allowed error" in sentence
-    held = sum(one == "holds-here" for one in finals(found).values())
-    assert (f"{held} check" in sentence) == bool(held)
 
 
 def steps(content: Content, point: int = 0) -> list[Content]:

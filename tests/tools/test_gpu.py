@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,47 +23,42 @@ from twinrun.manifests.stack import find_stacks
 ROOT = Path(__file__).parents[2]
 
 
-class PlayedMachine:
-    """This machine with the GPUs of another one."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.gpus = folder, "{}"
-
-    def has(self, model: str) -> None:
-        self.gpus = described(model)
-
-    def run(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        ours = {
-            "PATH": "/usr/bin:/bin",
-            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{STAND_IN}",
-            "PLAYED_GPUS": self.gpus,
-            "TWINRUN_CACHE": str(self.folder / "cache"),
-            "DOCKER_HOST": f"unix://{self.folder}/no.sock",
-        }
-        command = [sys.executable, "-m", module, *arguments]
-        return subprocess.run(
-            command, cwd=ROOT, env=os.environ | ours, capture_output=True, text=True, check=False, timeout=600
-        )
+Played = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def played(tmp_path: Path) -> PlayedMachine:
-    return PlayedMachine(tmp_path)
+def played(tmp_path: Path) -> Played:
+    """Run a module on this machine with the GPUs of another one."""
+
+    def run(module: str, *arguments: str, model: str = "") -> subprocess.CompletedProcess[str]:
+        ours = {
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{STAND_IN}",
+            "PLAYED_GPUS": described(model) if model else "{}",
+            "TWINRUN_CACHE": str(tmp_path / "cache"),
+            "DOCKER_HOST": f"unix://{tmp_path}/no.sock",
+        }
+        command = [sys.executable, "-m", module, *arguments]
+        given: dict[str, Any] = {"cwd": ROOT, "env": os.environ | ours, "timeout": 600}
+        return subprocess.run(command, capture_output=True, text=True, check=False, **given)
+
+    return run
 
 
 @pytest.mark.skipif(bool(list(Path("/dev").glob("nvidia[0-9]*"))), reason="this machine has GPUs")
-def test_machine_without_gpus_is_told_what_is_missing(played: PlayedMachine) -> None:
-    done = played.run("tools.gpu")
+def test_machine_without_gpus_is_told_what_is_missing(played: Played) -> None:
+    done = played("tools.gpu")
     assert (done.returncode, done.stdout) == (3, "")
     assert "no GPU" in done.stderr
     assert "NVML: not on this machine" in done.stderr
     assert "hint: invoke doctor" in done.stderr
 
 
-def test_listing_names_every_recipe_and_its_stack(played: PlayedMachine) -> None:
-    played.has("h200")
+def test_listing_names_every_recipe_and_its_stack(played: Played) -> None:
     names = ("recipes/rmsnorm", "recipes/mamba-kernels", "recipes/none")
-    done = played.run("tools.gpu", "--dry", *(word for name in names for word in ("--recipe", name)))
+    done = played(
+        "tools.gpu", "--dry", *(word for name in names for word in ("--recipe", name)), model="h200"
+    )
     assert done.returncode == 0, done.stderr
     first, second, third = done.stdout.splitlines()
     assert first == "recipes/rmsnorm: invoke run recipes/rmsnorm --scale node --json --yes"
@@ -70,12 +67,11 @@ def test_listing_names_every_recipe_and_its_stack(played: PlayedMachine) -> None
     assert "none" in third
 
 
-def test_file_to_send_is_whole_though_nothing_could_run(played: PlayedMachine, tmp_path: Path) -> None:
+def test_file_to_send_is_whole_though_nothing_could_run(played: Played, tmp_path: Path) -> None:
     # The GPUs are played, and the interpreter of this test has no framework of theirs.
-    played.has("h100-80gb")
     out = tmp_path / "sent" / "gpu.zip"
     options = ("--recipe", "recipes/rmsnorm", "--engine", "host", "--out", str(out))
-    done = played.run("tools.gpu", *options)
+    done = played("tools.gpu", *options, model="h100-80gb")
     assert done.returncode != 0, done.stderr
     with zipfile.ZipFile(out) as archive:
         assert archive.namelist() == ["summary.json"]
@@ -94,19 +90,16 @@ def test_a_command_over_its_time_is_stopped() -> None:
     assert time.monotonic() - began < 30
 
 
-def test_matrix_has_a_job_for_each_stack_and_architecture(played: PlayedMachine) -> None:
-    rows = json.loads(played.run("tools.matrix").stdout)["include"]
+def test_matrix_has_a_job_for_each_stack_and_architecture(played: Played) -> None:
+    rows = json.loads(played("tools.matrix").stdout)["include"]
     stacks = {name: one.stack for name, one in find_stacks(ROOT).items()}
     assert {(row["stack"], row["arch"]) for row in rows} == {
         (name, arch) for name in {row["stack"] for row in rows} for arch in stacks[name].archs
     }
     assert {row["arch"] for row in rows} >= {"gfx90a", "gfx942", "gfx950", "sm_80", "sm_90"}
     assert all(stacks[row["stack"]].vendor == row["vendor"] for row in rows)
-    chosen = json.loads(played.run("tools.matrix", "gfx950").stdout)["include"]
+    chosen = json.loads(played("tools.matrix", "gfx950").stdout)["include"]
     assert [row["stack"] for row in chosen] == ["rocm7.1-torch2.10"]
-
-
-def test_matrix_refuses_a_label_that_no_stack_has(played: PlayedMachine) -> None:
-    done = played.run("tools.matrix", "gfx90")
+    done = played("tools.matrix", "gfx90")
     assert done.returncode == 2
     assert "allowed: cuda, gfx90a, gfx942" in done.stderr

@@ -15,23 +15,15 @@ from tests.commands import ROOT
 from twinrun.protocol.checks import TEXTFILE, Health, NodeCheck, textfile
 
 NOW = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-HEALTH = Health(
-    run="r",
-    created=NOW,
-    checks=(
-        NodeCheck(check="slurm-gres", node="worker1", outcome="pass", reason=""),
-        NodeCheck(
-            check="gpu-memory",
-            node='w"2\\',
-            device="3",
-            outcome="fail",
-            reason="2 GB short",
-            remedy="seat it",
-        ),
-        NodeCheck(check="network-topology", node="worker1", outcome="unknown", reason="no GPU"),
-        NodeCheck(check="slurm-gres", node="worker3", outcome="fail", reason="GRES says 8, 7 are seen"),
-    ),
+GOOD = {"check": "slurm-gres", "node": "worker1", "outcome": "pass", "reason": ""}
+SHORT = {"check": "gpu-memory", "node": 'w"2\\', "device": "3", "outcome": "fail", "reason": "2 GB short"}
+CHECKS = (
+    GOOD,
+    SHORT | {"remedy": "seat it"},
+    GOOD | {"check": "network-topology", "outcome": "unknown", "reason": "no GPU"},
+    GOOD | {"node": "worker3", "outcome": "fail", "reason": "GRES says 8, 7 are seen"},
 )
+HEALTH = Health(run="r", created=NOW, checks=tuple(map(NodeCheck.model_validate, CHECKS)))
 
 
 def test_prometheus_reads_the_textfile() -> None:
