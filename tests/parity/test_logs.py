@@ -147,11 +147,7 @@ ONE_LOSS = "step 1 loss 3.0\n"
         ("step,loss\n1,3,0\n", "more fields than the header", {}),
         ('{"step": 1, "accuracy": 0.5}\n', "--series NAME takes another loss", {}),
         ('{"samples": 1, "loss": 3.0}\n', "the step is called one of step, _step", {}),
-        (
-            '{"point": "a", "step": 1, "loss": 3}\n{"point": "b", "step": 1, "loss": 2}\n',
-            "several points",
-            {},
-        ),
+        ('{"point": "a", "step": 1, "loss": 3}\n{"point": "b", "step": 1, "loss": 2}\n', "several", {}),
         ("\0\0\0", "neither text nor a log", {}),
         ("[" * 100_000, "not a log|no step", {}),
     ],

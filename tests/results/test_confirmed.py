@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.checkouts import ROOT, checkout
 from tests.doors import Command
 from tests.records import sealed, smoke
 
@@ -67,10 +68,9 @@ def test_compare_says_whether_a_second_signer_confirms_and_why(
     assert (done.code, said in done.stdout) == (code, True), done.stdout + done.stderr
 
 
-def test_report_says_who_confirms_a_verdict(
-    tmp_path: Path, command: Command, sign: Sign, checkout: Callable[..., Path]
-) -> None:
-    root = checkout(RECIPE)
+def test_report_says_who_confirms_a_verdict(tmp_path: Path, command: Command, sign: Sign) -> None:
+    root = checkout(tmp_path, RECIPE)
+    shutil.copy(ROOT / "tasks.py", root)
     results = root / "recipes" / RECIPE / "results"
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir()
