@@ -139,9 +139,6 @@ class Claim(RestatedStatement):
         return self.kind in ("invariant", "parity")
 
 
-SideSetting = str | int | float | bool
-
-
 class ClaimSide(Frozen):
     """What the records of one side have in common."""
 
@@ -152,7 +149,7 @@ class ClaimSide(Frozen):
     the publication names none."""
     point: str | None = None
     """The point of this side's records, where it is not the claim's."""
-    settings: dict[str, SideSetting] = Field(default_factory=dict)
+    settings: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Fields of the fingerprint that this side has in place of the published ones, such as a precision."""
 
     def __str__(self) -> str:

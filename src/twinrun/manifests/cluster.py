@@ -176,8 +176,7 @@ def load_site(root: Path, name: str) -> LoadedSite:
     Raises:
         InputError: no such site, or a file that does not hold.
     """
-    files = [file for file in site_files(root) if file.is_file()]
-    tables = {file: load_toml(file, ClusterTable).site for file in files}
+    tables = {file: load_toml(file, ClusterTable).site for file in site_files(root)}
     for file, sites in tables.items():
         if name in sites:
             return LoadedSite(name=name, place=f"{file}:site.{name}", site=sites[name])
@@ -188,15 +187,15 @@ def load_site(root: Path, name: str) -> LoadedSite:
 
 def known_gpus(root: Path) -> dict[str, Gpu]:
     """Return the rows of `root/images/gpus.toml` and those of the user's files of sites, by identifier."""
-    files = [file for file in site_files(root) if file.is_file()]
-    own = {one.id: one for file in files for one in load_toml(file, ClusterTable).gpu}
+    own = {one.id: one for file in site_files(root) for one in load_toml(file, ClusterTable).gpu}
     return load_gpus(root) | own
 
 
-def site_files(root: Path) -> tuple[Path, ...]:
-    """Return where sites are looked for: $TWINRUN_CLUSTER, the checkout, the cluster of this machine."""
+def site_files(root: Path) -> list[Path]:
+    """Return the files of sites: $TWINRUN_CLUSTER, that of the checkout, the cluster of this machine."""
     own = os.environ.get("TWINRUN_CLUSTER")
-    return (*([Path(own)] if own else []), root / FILE, local_folder() / FILE)
+    places = (*([Path(own)] if own else []), root / FILE, local_folder() / FILE)
+    return [file for file in places if file.is_file()]
 
 
 def local_folder() -> Path:

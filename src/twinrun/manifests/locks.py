@@ -117,8 +117,7 @@ def _not_locked(place: str, line: str, allowed: str) -> InputError:
 
 def load_apt_lock(folder: Path) -> AptLock:
     """Read apt.lock of the stack in `folder`; raises InputError as `parse_apt_lock` does."""
-    path = folder / "apt.lock"
-    return parse_apt_lock(read_text(path), place=str(path))
+    return parse_apt_lock(read_text(folder / "apt.lock"), place=str(folder / "apt.lock"))
 
 
 def parse_apt_lock(text: str, *, place: str) -> AptLock:
@@ -145,9 +144,8 @@ def apt_lock_text(stamp: str, lock: AptLock) -> str:
     """Return the text of apt.lock, packages sorted by name within their stage."""
     lines = [stamp]
     for stage in STAGES:
-        lines.append(f"# {stage}")
         packages = sorted(getattr(lock, stage), key=lambda package: package.name)
-        lines += [f"{one}  {one.sha256}  {one.size}  {one.path}" for one in packages]
+        lines += [f"# {stage}", *(f"{one}  {one.sha256}  {one.size}  {one.path}" for one in packages)]
     return "\n".join([*lines, ""])
 
 

@@ -25,9 +25,8 @@ def parse_settings(
     for text in texts:
         key, separator, value = (part.strip() for part in text.partition("="))
         if not separator or not key:
-            raise InputError(
-                "expected key=value", place=place, found=text, hint=f"for example {place} {example}"
-            )
+            hint = f"for example {place} {example}"
+            raise InputError("expected key=value", place=place, found=text, hint=hint)
         if key in parsed:
             raise InputError("given twice", place=f"{place} {key}", found=text)
         parsed[key] = value_of(value)

@@ -327,10 +327,5 @@ def _check_lock(lock: Path, expected: str) -> None:
     found = first_line(lock)
     if found != expected:
         what = expected.removeprefix("# ").partition(" sha256")[0]
-        raise InputError(
-            f"the lock does not belong to {what}",
-            place=str(lock),
-            found=found[:90] or "(no stamp)",
-            allowed=expected,
-            hint=hint,
-        )
+        message, found = f"the lock does not belong to {what}", found[:90] or "(no stamp)"
+        raise InputError(message, place=str(lock), found=found, allowed=expected, hint=hint)

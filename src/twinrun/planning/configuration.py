@@ -8,7 +8,7 @@ from twinrun.manifests.published import Accepted, accepted_rows
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.planning.plan import Plan
 from twinrun.workloads import load_workload
-from twinrun.workloads.settings import Difference, differences
+from twinrun.workloads.settings import Difference, Fingerprint, differences
 from twinrun.workloads.workload import Point
 
 
@@ -28,15 +28,12 @@ def differences_of_points(
         about: which of the other settings are asked at all.
     """
     settings, older = load_workload(recipe.workload).settings, plan.recipe_version < recipe.recipe.version
-    pairs = [
-        (
-            settings.of(plan.part, point),
-            settings.of(*settings.as_written(recipe.tables, plan.part, point, name)),
-        )
-        for name, point in points
-    ]
-    # Points of a sweep have the same settings, where they differ in their number of nodes alone.
-    different = {(*own.items(), *written.items()): (own, written) for own, written in pairs}
+    different: dict[object, tuple[Fingerprint, Fingerprint]] = {}
+    for name, point in points:
+        own = settings.of(plan.part, point)
+        written = settings.of(*settings.as_written(recipe.tables, plan.part, point, name))
+        # Points of a sweep have the same settings, where they differ in their number of nodes alone.
+        different[*own.items(), *written.items()] = own, written
     found = []
     for own, written in different.values():
         asked = {field: value for field, value in own.items() if field in stated or about(field)}

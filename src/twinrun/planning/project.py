@@ -100,23 +100,17 @@ class Project:
         if is_file_in(real(given.parent), given.name):
             raise InputError("a recipe is a folder", place=name, found="a file", hint=f"name {given.parent}")
         known = sorted(path.parent.name for path in own.glob("*/recipe.toml"))
-        raise InputError(
-            "unknown recipe",
-            place=name,
-            found=name,
-            allowed=[f"recipes/{item}" for item in known],
-            hint=(None if given.name == "recipes" else closest(given.name, known))
-            or "`invoke recipes` says what each asks",
-        )
+        nearest = None if given.name == "recipes" else closest(given.name, known)
+        hint, allowed = nearest or "`invoke recipes` says what each asks", [f"recipes/{one}" for one in known]
+        raise InputError("unknown recipe", place=name, found=name, allowed=allowed, hint=hint)
 
     def _of_user(self, folder: Path) -> Path:
         """Return a folder outside the checkout, whose metrics count from now on; raises InputError."""
         others = [self.root / "recipes" / folder.name, self._elsewhere.get(folder.name, folder)]
         for other in others:
             if other != folder and is_file_in(other, "recipe.toml"):
-                raise InputError(
-                    "two recipes of one name", place=str(folder), found=str(other), hint="rename the folder"
-                )
+                message, hint = "two recipes of one name", "rename the folder"
+                raise InputError(message, place=str(folder), found=str(other), hint=hint)
         if folder.name not in self._elsewhere:
             self._elsewhere[folder.name] = folder
             self.__dict__.pop("metrics", None)
@@ -196,11 +190,8 @@ def _table_of(content: dict[str, Any], place: Path) -> str:
     if len(found) != 1:
         tables = [name for name, value in content.items() if isinstance(value, dict)]
         nearest = (hint for name in tables if (hint := closest(name, workload_names())))
-        raise InputError(
-            "a recipe has the table of exactly one workload",
-            place=str(place),
-            found=found or "none",
-            allowed=[f"[{name}]" for name in workload_names()],
-            hint=None if found else next(nearest, None),
-        )
+        message = "a recipe has the table of exactly one workload"
+        allowed = [f"[{name}]" for name in workload_names()]
+        hint = None if found else next(nearest, None)
+        raise InputError(message, place=str(place), found=found or "none", allowed=allowed, hint=hint)
     return found[0]

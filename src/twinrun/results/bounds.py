@@ -17,7 +17,6 @@ from twinrun.results.verdicts import NotAskedError
 from twinrun.workloads.curve_distance import values_of
 from twinrun.workloads.workload import Finding, MeasuredPoint, PointDescription
 
-RESOURCE = "resource"
 # A first loss over that of guessing, the logarithm of the vocabulary: 0.99 to 1.13 in every training here.
 NEAR_CHANCE = (0.9, 1.25)
 # A number that follows from others is as exact as they are.
@@ -84,7 +83,7 @@ def limit_of(
         "link": gpu.link_gb_s or bandwidth,
         "power": gpu.power_w and gpu.power_w / gpu.devices_per_card,
         "memory": metric.canonical(gpu.device_memory_bytes, "B") if "B" in metric.units else None,
-        "resource": gpu.rate_of((labels or {}).get(RESOURCE, "")),
+        "resource": gpu.rate_of((labels or {}).get("resource", "")),
     }
     found = limits[most]
     return None if found is None else cards * found

@@ -285,17 +285,12 @@ def changed(a: dict[str, str], b: dict[str, str], factors: tuple[Factor, ...]) -
         return next(place for place, one in enumerate(every) if fnmatchcase(name, one.pattern))
 
     names = sorted((name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)), key=rank)
-    return tuple(
-        SettingChange(
-            name=name,
-            a=a.get(name, ABSENT),
-            b=b.get(name, ABSENT),
-            speed=known.speed,
-            numerics=known.numerics,
-            because=known.because,
-        )
-        for name, known in ((name, every[rank(name)]) for name in names)
-    )
+    found = []
+    for name in names:
+        _, speed, numerics, because = every[rank(name)]
+        sides = {"a": a.get(name, ABSENT), "b": b.get(name, ABSENT)}
+        found.append(SettingChange(name=name, speed=speed, numerics=numerics, because=because, **sides))
+    return tuple(found)
 
 
 def marks_of(record: Judged, point: MeasuredPoint) -> Fingerprint:

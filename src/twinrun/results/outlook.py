@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 from twinrun.foundation.manifest import Frozen
@@ -16,7 +15,6 @@ from twinrun.protocol.job import Result
 from twinrun.results.conditions import before, written
 from twinrun.results.judged import Judged
 from twinrun.results.kinds import Asked
-from twinrun.results.question import Place
 from twinrun.results.record import Record
 from twinrun.results.verdicts import CONDITIONS, Condition
 from twinrun.workloads import load_workload
@@ -68,7 +66,7 @@ def _of_claim(claim: Claim, record: Judged) -> ClaimOutlook:
         asked["here"] = claim.here or claim
     missing: list[Condition] = []
     for how, statement in asked.items():
-        question = _Planned(claim=claim, records=(record,), asked=statement, published=how != "here")
+        question = Asked(claim=claim, records=(record,), asked=statement, published=how != "here")
         missing = [one for one in _conditions(question) if not one.met]
         if not missing:
             return ClaimOutlook(claim=claim.id, answered=True, how=how)
@@ -76,17 +74,8 @@ def _of_claim(claim: Claim, record: Judged) -> ClaimOutlook:
     return ClaimOutlook(claim=claim.id, answered=False, how=first.seen)
 
 
-class _Planned(Asked):
-    """A question to a plan. A score is there where its task is; what lacks else is its model."""
-
-    @cached_property
-    def places(self) -> list[Place]:
-        every = [Place(self.record, point) for point in self.record.points]
-        return every if self.kind == "score" else super().places
-
-
 def _conditions(question: Asked) -> Iterator[Condition]:
-    """Yield the conditions that a plan decides."""
+    """Yield the conditions that a plan decides; the points of a score are there where its task is."""
     record, metric = question.record, question.project.metrics[question.claim.metric]
     yield written(question.claim)
     yield from (one for one in before(question) if question.kind != "score" or one.name != "points")

@@ -13,15 +13,7 @@ from twinrun.manifests.metrics import Metric
 from twinrun.results.bounds import untrained
 from twinrun.results.judged import Judged, hardware
 from twinrun.results.verdicts import NotAskedError
-from twinrun.workloads.curve_distance import (
-    LEAST_CONTROLS,
-    ORDER,
-    WEIGHTS,
-    Parity,
-    origins_apart,
-    parity,
-    values_of,
-)
+from twinrun.workloads.curve_distance import DRAWN, LEAST_CONTROLS, Parity, origins_apart, parity, values_of
 from twinrun.workloads.workload import ControlledCurve, MeasuredPoint
 
 METRIC = "loss"
@@ -132,7 +124,7 @@ def _repeated(
         if point is but or one is None or not one.controls:
             continue
         differs = origins_apart(run, one)
-        if not differs.keys() - {WEIGHTS, ORDER}:
+        if not differs.keys() - DRAWN:
             found.append(one)
         elif demanded:
             other, message = "; ".join(map(" ".join, differs.items())), "control runs of another experiment"

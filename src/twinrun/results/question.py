@@ -13,7 +13,6 @@ from twinrun.manifests.claims import Claim, PublishedHardware, RecordClaim
 from twinrun.manifests.metrics import RATIO, Metric
 from twinrun.manifests.recipe import LoadedRecipe
 from twinrun.manifests.restatements import Restatement
-from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.protocol.intervals import Interval, Limits, interval_of, quotient
 from twinrun.protocol.measurements import Measurement, Per
@@ -255,17 +254,16 @@ def elsewhere(question: Question, places: Sequence[Place]) -> Iterator[str]:
     if question.record.gpu is None or question.record.gpu.id not in gpus:
         names = " or ".join(sorted(known[name].name for name in gpus))
         yield f"GPU {gpus_of(question.record)}, published {names}"
-    elif other := _miscounted(question.hardware, [place.point for place in places], known):
+    elif other := _miscounted(question, places):
         yield other
 
 
-def _miscounted(
-    hardware: Sequence[PublishedHardware], points: Sequence[MeasuredPoint], gpus: dict[str, Gpu]
-) -> str:
+def _miscounted(question: Question, places: Sequence[Place]) -> str:
     """Return how points are not on the published devices and nodes, whatever they are called."""
+    hardware, gpus = question.hardware, question.project.gpus
     counts = {(one.devices or one.cards * gpus[one.gpu].devices_per_card, one.nodes) for one in hardware}
     per_node = {devices / nodes for devices, nodes in counts}
-    found = dict.fromkeys((point.devices, point.nodes) for point in points)
+    found = dict.fromkeys((one.point.devices, one.point.nodes) for one in places)
     lacking = {nodes for _, nodes in counts} - {nodes for _, nodes in found}
     as_published = not lacking and all(devices / nodes in per_node for devices, nodes in found)
     if as_published or not found:

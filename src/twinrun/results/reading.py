@@ -44,7 +44,12 @@ def read_record(path: Path, project: Project, *, own: bool = False) -> Judged:
         raise InputError(f"not a record: {error}", place=str(file), hint=HINT) from None
     record = read_content(content, place=str(file))
     _demand_files(record, file)
-    return judged(record, project, signer_of(record, file, project, own=own))
+    signature, signer = signature_file(file), UNSIGNED
+    if not own and os.path.lexists(signature):
+        signer = signer_in(signature_in(signature), record, project, place=str(signature))
+    if not own and project.signed:
+        demand_signed(signer, place=str(file), root=project.root)
+    return judged(record, project, signer)
 
 
 def read_content(content: Any, *, place: str) -> Record:
@@ -55,13 +60,9 @@ def read_content(content: Any, *, place: str) -> Record:
     version = str(content.get("schema_version"))
     major, _, minor = version.partition(".")
     if major != str(MAJOR) or not minor.isdecimal() or int(minor) > MINOR:
-        raise InputError(
-            "a record of an unknown version",
-            place=f"{place}:schema_version",
-            found=version,
-            allowed=f"{MAJOR}.0 to {MAJOR}.{MINOR}",
-            hint="a newer twinrun reads newer records; run the recipe again for what an older one wrote",
-        )
+        message, allowed = "a record of an unknown version", f"{MAJOR}.0 to {MAJOR}.{MINOR}"
+        hint = "a newer twinrun reads newer records; run the recipe again for what an older one wrote"
+        raise InputError(message, place=f"{place}:schema_version", found=version, allowed=allowed, hint=hint)
     # The digest is of the file's own content: keys that the schema has gained since do not count.
     if (found := content_digest(content)) != content["sha256"]:
         message, hint = "the record was changed after it was written", "a record is never edited"
@@ -94,16 +95,6 @@ def _demand_files(record: Record, file: Path) -> None:
 def signature_file(file: Path) -> Path:
     """Return where the signature of a record, or of a submission, lies."""
     return file.with_name(f"{file.name}{SUFFIX}")
-
-
-def signer_of(record: Record, file: Path, project: Project, *, own: bool = False) -> str:
-    """Return who signed a record, in words; raises InputError where a signature is wrong, or demanded."""
-    place, signer = signature_file(file), UNSIGNED
-    if not own and os.path.lexists(place):
-        signer = signer_in(signature_in(place), record, project, place=str(place))
-    if not own and project.signed:
-        demand_signed(signer, place=str(file), root=project.root)
-    return signer
 
 
 def signer_in(signature: str, record: Record, project: Project, *, place: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from twinrun.foundation.errors import InputError, closest
 from twinrun.manifests.claims import ScoreDifferenceClaim
@@ -31,13 +32,9 @@ def claim_called(name: str, project: Project) -> ScoreDifferenceClaim:
     recipe, _, found = name.strip("/").rpartition("/")
     claims = {one.id: one for one in project.recipe(recipe).published.score_difference} if recipe else {}
     if found not in claims:
-        raise InputError(
-            "no claim about two models' scores",
-            place="--claim",
-            found=name,
-            allowed=[f"{recipe}/{one}" for one in claims] or "RECIPE/CLAIM",
-            hint=closest(found, claims),
-        )
+        message, allowed = "no claim about two models' scores", [f"{recipe}/{one}" for one in claims]
+        told: dict[str, Any] = {"allowed": allowed or "RECIPE/CLAIM", "hint": closest(found, claims)}
+        raise InputError(message, place="--claim", found=name, **told)
     return claims[found]
 
 
@@ -48,15 +45,11 @@ def judge_scores(claim: ScoreDifferenceClaim, found: ScoreComparison, *, rules: 
         found: the comparison of both, inside the margin of the claim.
         rules: by task the rule of the files.
     """
-    as_published = Condition(
-        name="subject", met=False, seen="files of scores do not say what the models were trained on"
-    )
+    name, seen = "subject", "files of scores do not say what the models were trained on"
     if other := claim.rules and dict(rules) != claim.rules:
-        used, stated = (
-            ", ".join(f"{task} {rule}" for task, rule in sorted(of.items())) for of in (rules, claim.rules)
-        )
-        seen = f"tasks and rules are {used}, published {stated}"
-        as_published = Condition(name="configuration", met=False, seen=seen)
+        used, stated = (", ".join(map(" ".join, sorted(of.items()))) for of in (rules, claim.rules))
+        name, seen = "configuration", f"tasks and rules are {used}, published {stated}"
+    as_published = Condition(name=name, met=False, seen=seen)
     verdict = Verdict(
         claim=claim.id,
         statement=claim.statement,
@@ -78,9 +71,8 @@ def judge_scores(claim: ScoreDifferenceClaim, found: ScoreComparison, *, rules: 
     decided = holds or mean.high < low or mean.low > high
     interval = f"its interval is {mean.low:+.4f} to {mean.high:+.4f}"
     allowed = f"allowed is from {low:+g} to {high:+g}" if within else f"allowed is above {low:g}"
-    asked = dict.fromkeys(
-        CONDITIONS, (True, "a score belongs to weights and documents, whatever computes it")
-    )
+    whatever = True, "a score belongs to weights and documents, whatever computes it"
+    asked = dict.fromkeys(CONDITIONS, whatever)
     asked["samples"] = decided, interval if decided else f"{interval}, {allowed}; more documents would decide"
     asked["direction"] = holds, f"{interval}, {allowed}"
     conditions = [Condition(name=name, met=met, seen=seen) for name, (met, seen) in asked.items()]

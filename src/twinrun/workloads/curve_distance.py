@@ -21,6 +21,8 @@ LEAST_CONTROLS = 8
 WEIGHTS = "initial weights"
 # The digest that two points share when they worked through the same samples in the same order, and of what.
 ORDER, DATA = "order hash", "data"
+# Origins that a seed or the hardware draws.
+DRAWN = {WEIGHTS, ORDER}
 LOSS, AXIS = "loss", "loss, nats/token"
 # A loss is a sum in fp32: closer than this to each other, two are the same.
 RESOLUTION = 6e-8
