@@ -11,12 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.history.slow_library import RECIPE, STACK, VERSIONS, SlowLibrary, made, slower, versions
+from tests.history.slow_library import VERSIONS, SlowLibrary, made, slower, versions
 from tests.indexes import serving_folder, wheel
-from twinrun.history.path import ChangePath, between, path_between, resolver, side_of
-from twinrun.history.state_runs import RecipeRunner, RunQuestion
-from twinrun.planning.project import Project
-from twinrun.runs.selection import Request
 
 Make = Callable[..., SlowLibrary]
 
@@ -36,40 +32,6 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
             return made(tmp_path, f"{address}/simple", index, workload=workload)
 
         yield site
-
-
-def test_states_of_a_path_run_in_real_environments(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a search is made of: the path between two locks, the versions inside a step, and their runs."""
-    site = make(versions(lambda number: slower(0.1 * number), count=3))
-    good, bad = ends(site, 3)
-    # The index goes on naming its hash: what arrives is another file.
-    (tmp_path / "served/simple/slowlib/slowlib-2.0-py3-none-any.whl").write_bytes(b"no wheel")
-    for name, value in site.variables.items():
-        monkeypatch.setenv(name, value)
-    project = Project(site.root)
-    stack = project.stack(STACK).stack
-    sides = [side_of(project, str(lock)) for lock in (good, bad)]
-    path = path_between(*sides, resolves=resolver(stack.interpreter()))
-    (step,) = path.steps
-    inner = ChangePath(start=path.start, steps=between(step, path.start, python=stack.interpreter()))
-    assert [one.label for one in inner.steps] == ["slowlib 1.0 -> 2.0", "slowlib 2.0 -> 3.0"]
-    runner = RecipeRunner(
-        subject=RECIPE,
-        project=project,
-        request=Request(recipe=RECIPE, vendor="cpu", scale="smoke"),
-        stack=STACK,
-        question=RunQuestion(kind="metric", metric="norm-fp32"),
-        folder=tmp_path / "bisect",
-        say=print,
-    )
-    first, broken, last = (
-        runner.run(inner.state(range(1, at + 1)), position=str(at), purpose="") for at in range(3)
-    )
-    assert (first.outcome, broken.outcome, last.outcome) == ("measured", "refused", "measured"), broken.detail
-    assert first.value is not None
-    assert last.value == pytest.approx(3 * first.value, rel=0.5)
 
 
 @pytest.mark.parametrize(
@@ -99,20 +61,25 @@ def ends(site: SlowLibrary, count: int = VERSIONS) -> tuple[Path, Path]:
 # The source of a version, the workload, the question, the version that did it, and those that do not install.
 FAULTS = {
     "sleeps": (lambda n: slower(1.05 if n >= 11 else 1.0), "bench", ("--metric", "norm-fp32"), 11, (8, 9)),
-    "fails": (lambda n: ("1 / 0\n" if n >= 7 else "") + slower(0.1), "bench", ("--fails",), 7, ()),
     "drifts": (
         lambda n: f"EPSILON = {0.05 if n >= 9 else 0.0}\n",
         *("training", ("--parity", "--set", "devices=1"), 9, ()),
     ),
+    "fails": (lambda n: "1 / 0\n" if n >= 3 else slower(0.1), "bench", ("--fails",), 3, ()),
 }
 
 
-@pytest.mark.trials
-@pytest.mark.parametrize("fault", FAULTS)
-def test_the_version_with_a_fault_is_found(make: Make, tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "count"),
+    [
+        *(pytest.param(name, VERSIONS, marks=pytest.mark.trials) for name in ("sleeps", "drifts")),
+        ("fails", 4),
+    ],
+)
+def test_the_version_with_a_fault_is_found(make: Make, tmp_path: Path, fault: str, count: int) -> None:
     text, workload, question, version, broken = FAULTS[fault]
-    site = make(versions(text), workload=workload)
-    good, bad = ends(site)
+    site = make(versions(text, count=count), workload=workload)
+    good, bad = ends(site, count)
     # The index goes on naming their hashes: what arrives are other files.
     for one in broken:
         file = tmp_path / "served/simple/slowlib" / f"slowlib-{one}.0-py3-none-any.whl"
