@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -129,15 +128,6 @@ def cookiecutter_command(folder: Path, *arguments: str) -> subprocess.CompletedP
     with tempfile.TemporaryDirectory() as home:
         env = os.environ | {"HOME": home}
         return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-
-
-def test_five_questions_are_asked_and_each_is_explained() -> None:
-    questions = json.loads((TEMPLATE / "cookiecutter.json").read_text(encoding="utf-8"))
-    asked = [name for name in questions if not name.startswith("_")]
-    assert asked == ["name", "workload", "title", "publication_title", "gpu"]
-    assert list(questions["__prompts__"]) == asked
-    explained = re.findall(r"(\w+) \(", questions["__prompts__"]["workload"])
-    assert sorted(explained) == list(workload_names())
 
 
 def _files(root: Path) -> dict[Path, bytes]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.indexes import serving_folder
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.images.apt_archive import address, fetch_packages, mirrors, open_archive
+from twinrun.images.apt_archive import fetch_packages, open_archive
 from twinrun.manifests.locks import AptLock, SystemPackage, apt_lock_text, parse_apt_lock
 
 EPOCH = 1_700_000_000
@@ -79,20 +79,6 @@ def test_what_the_mirror_lacks_comes_from_the_snapshot_or_is_named(
     put(mirror.parent / "snapshot")
     (file,) = fetch_packages([ALPHA], epoch=EPOCH).values()
     assert file.read_bytes() == CONTENT
-
-
-def test_a_mirror_named_alone_is_asked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TWINRUN_DEBIAN_MIRROR", raising=False)
-    monkeypatch.delenv("TWINRUN_DEBIAN_SNAPSHOT", raising=False)
-    assert mirrors(EPOCH) == [
-        "http://deb.debian.org/{archive}",
-        "http://snapshot.debian.org/archive/{archive}/20231115T041320Z",
-    ]
-    monkeypatch.setenv("TWINRUN_DEBIAN_MIRROR", "http://here/debian")
-    assert mirrors(EPOCH) == ["http://here/debian"]
-    security = "debian-security/pool/updates/main/b.deb"
-    assert address("http://here/debian", security) == f"http://here/{security}"
-    assert address("http://here/{archive}/x", security) == f"http://here/{security.replace('/', '/x/', 1)}"
 
 
 @pytest.mark.parametrize(

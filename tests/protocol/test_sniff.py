@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from twinrun.protocol.signals import Alarm, Sniff, alarms
+from twinrun.protocol.signals import Sniff, alarms
 
 RANKS, SNIFFS, RUNS = 8, 10, 100
 
@@ -41,8 +41,3 @@ def test_a_rank_that_is_a_tenth_slower_is_named_alone(noise: float, spread: floa
 def test_two_ranks_cannot_say_which_of_them_is_slow() -> None:
     pair = [Sniff(step=n, compute=(1.0, 2.0), exchange=(1.0, 1.0), reduce=1.0, seconds=1.0) for n in range(5)]
     assert alarms(pair) == ()
-
-
-def test_an_alarm_says_rank_host_and_how_much() -> None:
-    text = Alarm(step=200, rank=3, kind="compute", excess=0.104).text("node7")
-    assert text == "rank 3 on node7 computes 10% slower than the others, from step 200"

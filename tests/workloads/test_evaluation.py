@@ -17,7 +17,6 @@ from twinrun.protocol.evaluation import EvaluationJob, GivenModel, ModelScores
 from twinrun.protocol.measurements import FORWARD_SHARE
 from twinrun.results.judged import Judged
 from twinrun.runs.data import Maker, demand_documents, input_folders
-from twinrun.runs.prepared import checkpointing_of
 from twinrun.workloads import load_workload
 from twinrun.workloads.tables_and_charts import LineChart
 from twinrun.workloads.workload import Run
@@ -99,12 +98,6 @@ def test_a_model_that_is_there_is_trained_on_nothing() -> None:
     job = load_workload("evaluation").job(made.part, made.points[0], 0, run)
     assert isinstance(job, EvaluationJob)
     assert (job.training, job.model, job.documents) == (None, GivenModel(folder="/m"), "/d")
-
-
-def test_nothing_of_a_model_that_is_there_is_saved() -> None:
-    made = plan("mpt-chinchilla", scale="node", settings=(GIVEN,))
-    with pytest.raises(InputError, match="nothing is trained, so nothing is saved"):
-        checkpointing_of(("steps=2",), load_workload("evaluation"), made)
 
 
 def test_a_task_without_documents_is_refused_before_anything_starts(tmp_path: Path) -> None:

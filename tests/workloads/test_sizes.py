@@ -10,7 +10,6 @@ from tests.records import PROJECT, TRAINING, hardware, plan
 from twinrun.foundation.errors import InputError, MachineError
 from twinrun.foundation.text import GIB
 from twinrun.manifests.recipe import Sweep
-from twinrun.predict.memory import BUCKET_BYTES
 from twinrun.protocol.allocation import Placement
 from twinrun.workloads.sweep import placements
 from twinrun.workloads.training.points import Budget
@@ -108,18 +107,6 @@ def test_sizes_that_do_not_divide_the_global_batch_are_left_out_and_refused_wher
         plan(TRAINING, scale="smoke", gpu=None, settings=("devices=3", "global_batch=16"), devices=0)
 
 
-def test_sharding_alone_divides_the_state_of_a_model() -> None:
-    part = plan(TRAINING, scale="node", gpu="h200", settings=("model=mpt-1b",)).part
-    needed = {}
-    for sharding in ("full", "none"):
-        training = part.training.model_copy(update={"sharding": sharding})
-        budget = Budget(shape=part.shape, training=training, hardware=hardware(None))
-        needed[sharding] = [budget.needed(microbatch=1, world=world) for world in (1, 8)]
-    # Whole models reduce their gradients in buckets beside them.
-    assert needed["none"][1] - needed["none"][0] == BUCKET_BYTES * part.shape.parameters()
-    assert needed["full"][1] < needed["full"][0]
-
-
 def test_a_layout_that_needs_more_devices_than_there_are_is_left_out() -> None:
     made = plan("deepspeed-pretrain", scale="smoke", gpu="h200", devices=2)
     assert "tp2-pp2-dp2" not in {point.id for point in made.points}
@@ -140,18 +127,3 @@ def test_the_first_size_on_one_device_is_the_one_that_runs(
     memory = {"device_memory_bytes": int(memory_gib * GIB)}
     budget = Budget(shape=shape, training=training, hardware=hardware(gpu).model_copy(update=memory))
     assert budget.microbatches(1)[0] == largest
-
-
-@pytest.mark.parametrize("claim", ["throughput-1-node", "throughput-32-nodes"])
-def test_the_published_rows_lie_in_the_interval_of_the_prediction(claim: str) -> None:
-    """Figure 5 of the publication has TFLOP/s of an MI250 card, of two devices, over the steps alone."""
-    (published,) = (one for one in PROJECT.recipe(TRAINING).published.claim if one.id == claim)
-    stated = published.hardware
-    assert stated
-    part = plan().part
-    nodes = hardware(stated.gpu).model_copy(update={"network_gbit_s": 800})
-    budget = Budget(shape=part.shape, training=part.training, hardware=nodes)
-    one = budget.predicted(nodes=stated.cards // 4, devices_per_node=8, microbatch=6)
-    assert one.interval
-    low, high = (2 * tokens * part.shape.flops_per_token() / 1e12 for tokens in one.interval)
-    assert low < published.value < high

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -23,18 +20,6 @@ RECIPES = {
     "checks": "cluster-acceptance",
     "evaluation": "mpt-chinchilla",
 }
-
-
-@pytest.mark.parametrize(
-    "module",
-    [SimpleNamespace(), SimpleNamespace(WORKLOAD="bench"), importlib.import_module(f"{PLACE}.checks")],
-)
-def test_a_folder_without_its_workload_is_refused(module: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    load_workload.cache_clear()
-    monkeypatch.setitem(sys.modules, f"{PLACE}.bench", module)
-    with pytest.raises(InputError, match="offers it as `WORKLOAD`") as raised:
-        load_workload("bench")
-    assert raised.value.place == "src/twinrun/workloads/bench"
 
 
 @pytest.mark.parametrize("name", workload_names())
