@@ -32,15 +32,6 @@ def test_recipe(loaded: LoadedRecipe, check: Callable[[Path, LoadedRecipe], None
     check(ROOT, loaded)
 
 
-def test_every_recipe_serves_every_current_stack() -> None:
-    """A machine that needs a further stack, as MI355X does, needs it for every recipe."""
-    serving = {
-        name: {*one.recipe.stacks.current.values(), *one.recipe.stacks.also} for name, one in RECIPES.items()
-    }
-    every = set().union(*serving.values())
-    assert {name: every - stacks for name, stacks in serving.items()} == {name: set() for name in RECIPES}
-
-
 @pytest.mark.parametrize("gpu", PROJECT.gpus.values(), ids=PROJECT.gpus)
 def test_all_recipes_run_in_one_stack_on_a_machine(gpu: Gpu) -> None:
     """Whoever runs all of them installs one stack; a GPU that none is built for is refused by all."""

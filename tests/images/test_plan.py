@@ -138,27 +138,6 @@ def test_a_changed_byte_is_refused_before_anything_runs(tiny: Checkout, tmp_path
         assert name in str(caught.value), f"change {number}"
 
 
-def test_a_changed_file_in_the_cache_counts_as_absent(tiny: Checkout, tmp_path: Path) -> None:
-    (tmp_path / "cache/roots").mkdir(parents=True)
-    (tmp_path / f"cache/roots/{digest(tiny.base.read_bytes())}.tar").write_bytes(tiny.base.read_bytes())
-    collected(tiny, base=None)
-    package = next((tmp_path / "cache/packages").glob("*.deb"))
-    package.write_bytes(b"something else")
-    collected(tiny, base=None)
-    assert digest(package.read_bytes()) == package.stem
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("large-3.1-py3-none-any.whl", "large==3.1"), ("libc6_1.0_amd64.deb", "libc6=1.0")],
-)
-def test_a_missing_package_is_named(tiny: Checkout, name: str, said: str) -> None:
-    next(tiny.wheelhouse.rglob(name)).unlink()
-    with pytest.raises((InputError, MachineError)) as caught:
-        collected(tiny, base=None)
-    assert said in str(caught.value)
-
-
 def test_what_the_index_has_is_fetched_once_and_only_as_it_is_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -87,12 +86,6 @@ def test_an_unknown_recipe_is_told_with_the_nearest(root: Path, name: str) -> No
 def test_a_path_outside_is_no_recipe_even_of_a_known_name(root: Path, name: str) -> None:
     with pytest.raises(InputError, match="unknown recipe"):
         Project(root).recipe(name)
-
-
-def test_a_copy_elsewhere_does_not_stand_for_the_recipe(root: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(root / "recipes" / RECIPE, tmp_path / "mine" / RECIPE)
-    with pytest.raises(InputError, match="two recipes of one name"):
-        Project(root).recipe(str(copy))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from tests.settings import keys_of, other_values, table_of, written
 from twinrun.foundation.errors import TwinrunError
 from twinrun.manifests.claims import Claim, RecordClaim
 from twinrun.manifests.recipe import LoadedRecipe
-from twinrun.planning.configuration import differences_of_plan
 from twinrun.planning.plan import Plan
 from twinrun.results.configuration import apart_from
 from twinrun.results.outlook import planned as planned_record
@@ -79,13 +78,6 @@ def test_a_changed_setting_is_seen_by_every_claim_or_neutral_for_it(name: str) -
             if seen(made, claim, recipe) == seen(as_it_is, claim, recipe)
         ]
     assert not unseen
-
-
-@pytest.mark.parametrize("name", PROJECT.recipe_names)
-def test_a_plan_at_the_paper_scale_is_the_published_one_but_for_what_nobody_can_have(name: str) -> None:
-    recipe, made = PROJECT.recipe(name), planned(name)
-    apart = {one.field for one in differences_of_plan(recipe, made)}
-    assert apart <= recipe.published.standing.keys()
 
 
 def test_what_is_neutral_is_a_setting_that_there_is() -> None:

@@ -115,12 +115,6 @@ def apart(made: Plan) -> tuple[Difference, ...]:
     return differences_of_plan(PROJECT.recipe(made.recipe), made)
 
 
-def test_the_paper_scale_differs_from_the_publication_in_nothing() -> None:
-    assert apart(plan(**PLANS["paper-mi250"])) == ()
-    fields = [item.field for item in apart(plan(scale="smoke"))]
-    assert {"parameters", "precision", "global_batch"} <= set(fields)
-
-
 @pytest.mark.parametrize(
     ("recipe", "settings", "fields"),
     [

@@ -30,16 +30,3 @@ LOCAL: dict[str, Any] = {"kind": "local", "folder": "data", "sha256": "0" * 64}
 def test_what_is_incomplete_is_refused_when_the_manifest_is_read(table: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         DataSource.model_validate(table)
-
-
-@pytest.mark.parametrize(
-    "table",
-    [
-        HUB | {"files": "x.bin", "form": "tokens"},
-        HUB | TOKENIZER | {"files": "train/*.parquet", "form": "parquet"},
-        LOCAL | {"files": "*.bin", "form": "tokens", "width": 32},
-        LOCAL | {"files": "*.jsonl", "tokenizer": "tokenizer.json"},
-    ],
-)
-def test_what_is_complete_is_read(table: dict[str, Any]) -> None:
-    assert DataSource.model_validate(table).files == table["files"]

@@ -16,7 +16,6 @@ from twinrun.workloads.curve_distance import (
     envelope_of,
     largest_difference,
     parity,
-    parity_charts,
 )
 from twinrun.workloads.workload import ControlledCurve
 
@@ -193,15 +192,6 @@ def test_what_is_another_experiment_is_found(name: str) -> None:
         for precision in ("fp32", "bf16")
     )
     assert counts == FOUND[name]
-
-
-def test_the_pictures_have_both_curves_and_the_envelope() -> None:
-    a, b = traced("one", curve(1), controls=8), traced("other", curve(7))
-    found = parity(a, b)
-    charts = tuple(parity_charts(found, a, b))
-    assert [len(chart.curves) for chart in charts] == [2, 1, 2, 1]
-    assert [chart.limit for chart in charts[1::2]] == [window.envelope for window in found.windows]
-    assert {len(chart.curves[0].spots) for chart in charts[2:]} <= {FIRST - 1, FIRST}
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.records import PROJECT, TRAINING, hardware, plan
+from tests.records import PROJECT, TRAINING, plan
 from twinrun.foundation.errors import InputError, MachineError
-from twinrun.foundation.text import GIB
 from twinrun.manifests.recipe import Sweep
 from twinrun.protocol.allocation import Placement
 from twinrun.workloads.sweep import placements
-from twinrun.workloads.training.points import Budget
 from twinrun.workloads.workload import Choice, Hardware
 
 DEVICES, NODES = Sweep(devices="powers-of-two"), Sweep(nodes=(1, 2, 4), devices_per_node=8)
@@ -112,18 +110,3 @@ def test_a_layout_that_needs_more_devices_than_there_are_is_left_out() -> None:
     assert "tp2-pp2-dp2" not in {point.id for point in made.points}
     with pytest.raises(MachineError, match="no layout fits"):
         plan("deepspeed-pretrain", scale="smoke", gpu="h200", devices=2, settings=("layouts=tp2-pp2-dp2",))
-
-
-@pytest.mark.parametrize(
-    ("gpu", "memory_gib", "model", "largest"),
-    [("h100-80gb", 79.65, "mpt-3b", 4), ("h100-80gb", 79.65, "mpt-1b", 16), ("h200", 140.4, "mpt-7b", 3)],
-)
-def test_the_first_size_on_one_device_is_the_one_that_runs(
-    gpu: str, memory_gib: float, model: str, largest: int
-) -> None:
-    shape = PROJECT.recipe(TRAINING).tables.models[model]
-    one = {"model": model, "global_batch": 192, "sharding": "none", "microbatch": "auto"}
-    training = plan(scale="node", gpu="h200").part.training.model_copy(update=one)
-    memory = {"device_memory_bytes": int(memory_gib * GIB)}
-    budget = Budget(shape=shape, training=training, hardware=hardware(gpu).model_copy(update=memory))
-    assert budget.microbatches(1)[0] == largest
