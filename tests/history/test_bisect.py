@@ -69,13 +69,10 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("fault", "count"),
-    [
-        *(pytest.param(name, VERSIONS, marks=pytest.mark.trials) for name in ("sleeps", "drifts")),
-        ("fails", 4),
-    ],
-)
+AT_NIGHT = [pytest.param(name, VERSIONS, marks=pytest.mark.trials) for name in ("sleeps", "drifts")]
+
+
+@pytest.mark.parametrize(("fault", "count"), [("fails", 4), *AT_NIGHT])
 def test_the_version_with_a_fault_is_found(make: Make, tmp_path: Path, fault: str, count: int) -> None:
     text, workload, question, version, broken = FAULTS[fault]
     site = make(versions(text, count=count), workload=workload)
