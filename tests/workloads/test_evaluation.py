@@ -15,6 +15,7 @@ from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.protocol.evaluation import EvaluationJob, GivenModel, ModelScores
 from twinrun.protocol.measurements import FORWARD_SHARE
+from twinrun.report.page import overview
 from twinrun.results.judged import Judged
 from twinrun.runs.data import Maker, demand_documents, input_folders
 from twinrun.workloads import load_workload
@@ -56,7 +57,7 @@ def test_requests_a_second_and_the_share_of_forward_passes_are_of_the_last_model
 
 
 def test_scores_of_checkpoints_stand_beside_the_last_and_the_loss_is_a_picture(checkpoints: Judged) -> None:
-    (loss,) = checkpoints.overview.charts
+    (loss,) = overview([checkpoints], checkpoints.recipe, checkpoints.project.gpus).charts
     assert isinstance(loss, LineChart)
     assert len(loss.curves[0].spots) == STEPS
     (table,) = checkpoints.workload.show(checkpoints.view)

@@ -75,9 +75,7 @@ def built_id(image: str) -> str | None:
 
 def record_built(image: str, image_id: str) -> None:
     """Keep the ID of an image that was built here under this reference."""
-    path = _record(image)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, f"{image_id}\n")
+    write_atomically(_record(image), f"{image_id}\n")
 
 
 def _record(image: str) -> Path:

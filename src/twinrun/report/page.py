@@ -35,7 +35,8 @@ SUBJECTS = 8
 
 def write_report(path: Path, run: FinishedRun) -> Path:
     """Write the report of one run and return its path; raises MachineError where it cannot be written."""
-    return _write_run(path, run.record, run.record.overview, links={})
+    record = run.record
+    return _write_run(path, record, overview([record], record.recipe, record.project.gpus), links={})
 
 
 def write_recipe_report(

@@ -23,8 +23,6 @@ from twinrun.workloads.workload import (
     ComparisonTerms,
     Finding,
     MeasuredPoint,
-    Overview,
-    PictureContext,
     PlanDescription,
     PointRecord,
     RecordView,
@@ -133,12 +131,6 @@ class Judged:
             gpu=self.gpu,
             points=self.points,
         )
-
-    @cached_property
-    def overview(self) -> Overview:
-        """Charts and tables of the run beside what was published."""
-        drawn = PictureContext(recipe=self.recipe, gpus=self.project.gpus)
-        return self.workload.overview([self.view], drawn)
 
 
 def measured_points(plan: Plan, sent: tuple[PointRecord, ...], gpu: Gpu | None) -> tuple[MeasuredPoint, ...]:
