@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -42,24 +41,12 @@ def test_inner_names_are_counted_and_doors_are_not() -> None:
 def test_rooms_may_trade_while_their_sum_falls() -> None:
     before = {"src": 10, "src/a": 4, "src/b": 6}
     assert not size.raised({"src": 9, "src/a": 5, "src/b": 4}, before, trade=True)
-    assert size.raised({"src": 9, "src/a": 5, "src/b": 4}, before)
+    assert size.raised({"src": 9, "src/a": 5, "src/b": 4}, before) == [
+        "src/a: 5 above the 4 of the last landed commit"
+    ]
     assert size.raised({"src": 10, "src/a": 5, "src/b": 5}, before, trade=True)
 
 
-def test_a_raised_figure_is_refused_in_a_clone(tmp_path: Path) -> None:
-    file = tmp_path / size.FILE
-    file.parent.mkdir(parents=True)
-    for figure in (7, 9):
-        file.write_text(f'[figures]\n"src/cli" = {figure}\n"recipes" = {figure}\n', encoding="utf-8")
-        if figure == 7:
-            for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
-                _git(*words, root=tmp_path)
-    (tables,) = size.landed(tmp_path).values()
-    now = size.kept(tmp_path)["figures"]
-    assert size.raised(now, tables["figures"]) == ["src/cli: 9 above the 7 of the last landed commit"]
-
-
-def _git(*words: str, root: Path = ROOT) -> str:
-    author = ("-c", "user.name=a", "-c", "user.email=a@example.invalid")
-    command = ["git", "-C", str(root), *author, *words]
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(ROOT), *words]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

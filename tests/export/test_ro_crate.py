@@ -70,16 +70,6 @@ def test_what_was_measured_and_what_was_set_are_entities(crate: Path) -> None:
     assert inputs["model.width"] == str(record.plan.part.shape.width)
 
 
-@pytest.mark.needs("rocrate")
-def test_rocrate_reads_it(crate: Path) -> None:
-    from rocrate.rocrate import ROCrate
-
-    read = ROCrate(crate)
-    assert read.mainEntity.id == "recipe/recipe.toml"
-    assert read.dereference("#run").get("instrument") is read.mainEntity
-    assert read.dereference("record.json").type == "File"
-
-
 # Of rdflib, about its own.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.needs("rocrate", "rocrate_validator")

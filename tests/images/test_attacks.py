@@ -18,7 +18,6 @@ from twinrun.manifests.locks import load_image_lock
 from twinrun.manifests.stack import load_manifest, load_stack, stamp
 
 OPTION = "-oAPT::Update::Pre-Invoke::=touch /planted"
-SHELL = "x; touch /planted"
 # Key of stack.toml to values that are no name.
 NAMES = {
     "name": ["../../../victim", "-x", "", "a/b", "small\n", ".", ".."],

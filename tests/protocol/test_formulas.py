@@ -9,7 +9,6 @@ from tests.records import ROOT
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.manifest import validate
 from twinrun.protocol.models import FAMILIES, FORMULAS, ModelShape, members
-from twinrun.protocol.models.mpt import MptShape
 from twinrun.workloads.training.manifest import TrainingPlan
 
 MODELS = members()
@@ -60,15 +59,6 @@ def test_every_family_names_a_known_formula() -> None:
 def test_a_shape_that_cannot_be_is_refused(model: str, changed: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said):
         validate({"shape": MODELS[model].model_dump() | changed}, TrainingPlan, place="plan")
-
-
-def test_the_closed_form_counts_a_model_written_out_by_hand() -> None:
-    shape = MptShape(family="mpt", width=2, heads=1, layers=1, expansion=3, vocabulary=5, sequence=7)
-    embeddings, final_norm = (5 + 7) * 2, 2 + 2
-    attention = (2 * 6 + 6) + (2 * 2 + 2)
-    feed_forward = (2 * 6 + 6) + (6 * 2 + 2)
-    norms = 2 * (2 + 2)
-    assert shape.parameters() == embeddings + attention + feed_forward + norms + final_norm
 
 
 @pytest.mark.parametrize("shape", MODELS.values(), ids=MODELS.keys())

@@ -109,10 +109,3 @@ def test_a_row_has_its_name_its_values_and_the_unit_of_the_axis() -> None:
     named = {"a GPU", "another", "◆ 12  ● 13", "does not fit", "tokens/s of a device", "published"}
     assert named <= texts(picture)
     assert [key.detail for key in picture.keys] == ["published", "measured"]
-
-
-def test_what_lies_beyond_an_axis_stands_at_its_end() -> None:
-    ticks = {0.5: "0.5x", 1.0: "1x", 2.0: "2x"}
-    ends = (Row(label="a", marks=(mark("measured", one, one),), said="s") for one in (900.0, 2.0))
-    far, near = (draw(rows(one, ticks=ticks)).svg.partition("</desc>")[2] for one in ends)
-    assert far == near

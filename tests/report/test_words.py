@@ -7,11 +7,8 @@ import pytest
 from tests.records import training_record
 from tests.report.committed import changed, judged, newest, restated, verdict
 from twinrun.report.words import (
-    heading,
     headline,
     measured_value,
-    outcome,
-    published_neutral,
     published_value,
     shown_conditions,
     tone_of,
@@ -58,14 +55,6 @@ def test_what_ran_small_says_so() -> None:
     assert whole.startswith("On 8 devices of AMD Instinct MI250, 2 to a card: ")
     alone = headline(judged(RECORD))
     assert alone.endswith("bf16, composer reaches 50.0% (MFU, devices=2). No claim is about one run alone.")
-
-
-def test_a_restated_value_is_in_the_neutral_metric() -> None:
-    found = verdict("not-comparable", here=restated("holds-here"), reason="other GPU")
-    assert (outcome(found), outcome(verdict("not-reproduced"))) == ("✓ holds here", "✗ not reproduced")
-    assert (published_neutral(found), measured_value(found)) == ("45.9 % MFU", "50.0 % MFU")
-    assert found.why == "it is so"
-    assert heading("micro-\nbatch\nof a device") == "microbatch of a device"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from twinrun.execution.engine import Engine
 from twinrun.foundation.errors import InputError
 from twinrun.foundation.files import sha256_of_file
 from twinrun.protocol.evaluation import EvaluationJob, GivenModel, ModelScores
-from twinrun.protocol.measurements import FORWARD_SHARE
 from twinrun.report.page import overview
 from twinrun.results.judged import Judged
 from twinrun.runs.data import Maker, demand_documents, input_folders
@@ -46,14 +45,6 @@ def test_a_score_of_a_checkpoint_has_its_error(checkpoints: Judged) -> None:
             error = math.sqrt(right * (1 - right) / 47 / tasks)
             assert values[f"{name}{suffix}"] == right
             assert values[f"{name}{suffix}/error"] == pytest.approx(error)
-
-
-def test_requests_a_second_and_the_share_of_forward_passes_are_of_the_last_model() -> None:
-    model = scored(STEPS, seconds=2.0, forward_seconds=0.5, requests=96)
-    (point,) = replaced(RECORD, POINT, models=(scored(40), model)).points
-    found = {one.id: (one.median, one.unit, one.formula) for one in point.measurements}
-    assert found["requests-per-second"] == (48.0, "1/s", None)
-    assert found["forward-share"] == (0.25, "ratio", FORWARD_SHARE)
 
 
 def test_scores_of_checkpoints_stand_beside_the_last_and_the_loss_is_a_picture(checkpoints: Judged) -> None:
