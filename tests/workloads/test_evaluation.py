@@ -48,7 +48,7 @@ def test_a_score_of_a_checkpoint_has_its_error(checkpoints: Judged) -> None:
 
 
 def test_scores_of_checkpoints_stand_beside_the_last_and_the_loss_is_a_picture(checkpoints: Judged) -> None:
-    (loss,) = overview([checkpoints], checkpoints.recipe, checkpoints.project.gpus).charts
+    (loss,) = overview([checkpoints], checkpoints.recipe, checkpoints.project).charts
     assert isinstance(loss, LineChart)
     assert len(loss.curves[0].spots) == STEPS
     (table,) = checkpoints.workload.show(checkpoints.view)

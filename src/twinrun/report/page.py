@@ -17,7 +17,6 @@ from twinrun.foundation.files import write_atomically
 from twinrun.foundation.redaction import leaving
 from twinrun.foundation.text import visible
 from twinrun.manifests.recipe import LoadedRecipe
-from twinrun.manifests.vendor import Gpu
 from twinrun.planning.project import Project
 from twinrun.report import words
 from twinrun.report.charts import draw
@@ -36,7 +35,7 @@ SUBJECTS = 8
 def write_report(path: Path, run: FinishedRun) -> Path:
     """Write the report of one run and return its path; raises MachineError where it cannot be written."""
     record = run.record
-    return _write_run(path, record, overview([record], record.recipe, record.project.gpus), links={})
+    return _write_run(path, record, overview([record], record.recipe, record.project), links={})
 
 
 def write_recipe_report(
@@ -67,7 +66,7 @@ def write_recipe_report(
         require_equal(record.plan.recipe, recipe.recipe.name, message, place=place, hint=hint)
     ranked = words.ranked(records)
     standing = [one.shown for one in ranked if one.shown]
-    drawn = overview(standing[:SUBJECTS], recipe, project.gpus)
+    drawn = overview(standing[:SUBJECTS], recipe, project)
     # Counted from the oldest, so that a page keeps its address when a record is added.
     oldest = sorted(records, key=lambda record: record.created)
     pages = {id(one): f"{path.stem}/{place}.html" for place, one in enumerate(oldest, 1)}
@@ -101,9 +100,9 @@ def ways_to_run(recipe: LoadedRecipe, project: Project) -> dict[str, tuple[str, 
     return ways | {"As published": published, "Slurm": (f"{run} --scheduler slurm --cluster NAME",)}
 
 
-def overview(records: Sequence[Judged], recipe: LoadedRecipe, gpus: dict[str, Gpu]) -> Overview:
+def overview(records: Sequence[Judged], recipe: LoadedRecipe, project: Project) -> Overview:
     """Return what all `records` of a recipe show beside what was published."""
-    drawn = PictureContext(recipe=recipe, gpus=gpus)
+    drawn = PictureContext(recipe=recipe, gpus=project.gpus)
     return load_workload(recipe.workload).overview([record.view for record in records], drawn)
 
 

@@ -17,10 +17,9 @@ from twinrun.workloads.workload import ControlledCurve, MeasuredPoint
 FIRST = 100
 # Control runs that differ from the run, fewer of which make no envelope.
 LEAST_CONTROLS = 8
-# An origin that may differ in its last bits from one kind of hardware to another.
-WEIGHTS = "initial weights"
-# The digest that two points share when they worked through the same samples in the same order, and of what.
-ORDER, DATA = "order hash", "data"
+# An origin that may differ in its last bits from one kind of hardware to another, the digest that two points
+# share when they worked through the same samples in the same order, and of what.
+WEIGHTS, ORDER, DATA = "initial weights", "order hash", "data"
 # Origins that a seed or the hardware draws.
 DRAWN = {WEIGHTS, ORDER}
 LOSS, AXIS = "loss", "loss, nats/token"
