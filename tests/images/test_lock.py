@@ -175,18 +175,6 @@ def test_a_hash_is_a_hash_wherever_it_was_found(
     assert silent.state == "out of reach"
 
 
-def test_an_index_that_gives_no_hash_is_taken_at_its_word(
-    folder: Path, tmp_path: Path, address: str, framework: str
-) -> None:
-    refresh(tmp_path, "small")
-    page = tmp_path / "served/own/alpha/index.html"
-    page.write_text(page.read_text(encoding="utf-8").replace(f"#sha256={framework}", ""), encoding="utf-8")
-    assert check(tmp_path, "small", index=f"{address}/own") == ()
-    page.write_text("", encoding="utf-8")
-    (found,) = check(tmp_path, "small", index=f"{address}/own")
-    assert found.state == "gone"
-
-
 @pytest.mark.parametrize("requirement", ["alpha==9.0", "delta==1.0"])
 def test_what_cannot_be_resolved_leaves_the_old_lock(
     folder: Path, locked: str, tmp_path: Path, requirement: str

@@ -76,11 +76,6 @@ def test_names_that_do_not_fit_are_told(vendor: str | None, stack: str | None, f
     assert fault in str(caught.value)
 
 
-def test_a_stack_names_its_vendor_and_a_vendor_the_stack_of_the_recipes() -> None:
-    assert choose_stack(ROOT, None, "rocm-debian").stack.vendor == "rocm"
-    assert choose_stack(ROOT, "cpu", None).stack.name == "cpu"
-
-
 @pytest.mark.parametrize(
     ("options", "fault"),
     [

@@ -68,7 +68,6 @@ def test_a_row_that_the_project_has_is_refused(far: Path) -> None:
 def test_a_name_belongs_to_one_recipe_and_a_file_is_none(far: Path) -> None:
     with pytest.raises(InputError, match="a recipe is a folder"):
         Project(ROOT).recipe(str(far / "recipe.toml"))
-    twin = far.with_name("mpt7b-scaling")
-    far.rename(twin)
+    twin = far.rename(far.with_name("mpt7b-scaling"))
     with pytest.raises(InputError, match="two recipes of one name"):
         Project(ROOT).recipe(str(twin))

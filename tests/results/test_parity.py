@@ -56,9 +56,3 @@ def test_a_run_and_itself_show_nothing() -> None:
 def test_control_runs_are_asked_for_where_there_are_none() -> None:
     with pytest.raises(InputError, match="no control runs"):
         list(held(traced(), traced(), controls=[traced(controls=0)]))
-
-
-def test_points_that_are_not_there_are_refused() -> None:
-    for points in ((POINT,), (POINT, "leg=7")):
-        with pytest.raises(InputError):
-            held_between(traced(), traced(), points=points)
