@@ -18,7 +18,8 @@ from twinrun.foundation.errors import InputError
 from twinrun.protocol.scores import compare_scores, paired, read_samples
 from twinrun.results.scores import demand_recorded
 
-Pair, Write = tuple[float, float], Callable[..., Path]
+Pair = tuple[float, float]
+Write = Callable[..., Path]
 # Trials of a simulation, and what chance leaves a rate of 5 % below in all but one of a million sessions.
 TRIALS, MOST_ALARMS = 400, 0.05 + 5 * math.sqrt(0.05 * 0.95 / 400)
 
