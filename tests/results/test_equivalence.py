@@ -19,7 +19,6 @@ from twinrun.protocol.scores import compare_scores, paired, read_samples
 from twinrun.results.scores import demand_recorded
 
 Pair = tuple[float, float]
-Write = Callable[..., Path]
 # Trials of a simulation, and what chance leaves a rate of 5 % below in all but one of a million sessions.
 TRIALS, MOST_ALARMS = 400, 0.05 + 5 * math.sqrt(0.05 * 0.95 / 400)
 
@@ -96,7 +95,7 @@ def sample(task: str = "arc", document: int = 0, **values: Any) -> dict[str, Any
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Write:
+def written(tmp_path: Path) -> Callable[..., Path]:
     """Return what writes samples to a file."""
 
     def write(name: str, samples: list[dict[str, Any]]) -> Path:
@@ -107,7 +106,7 @@ def written(tmp_path: Path) -> Write:
 
 
 def test_the_command_says_the_outcome_and_ends_with_it(
-    written: Write, capsys: pytest.CaptureFixture[str]
+    written: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     a = written("a", [sample(document=number) for number in range(400)])
     b = written("b", [sample(document=number) for number in reversed(range(400))])
@@ -135,7 +134,9 @@ def test_the_command_says_the_outcome_and_ends_with_it(
         ([sample(), sample(document=1, prompt_sha256="f" * 64)], "another prompt for arc, document 1"),
     ],
 )
-def test_other_samples_are_not_paired(written: Write, change: list[dict[str, Any]], said: str) -> None:
+def test_other_samples_are_not_paired(
+    written: Callable[..., Path], change: list[dict[str, Any]], said: str
+) -> None:
     a, b = written("a", [sample(), sample(document=1)]), written("b", change)
     with pytest.raises(InputError, match=f"cannot be paired: {said}") as caught:
         paired(read_samples(a), read_samples(b))
@@ -165,7 +166,7 @@ def test_a_file_of_anything_else_is_refused_with_its_line(tmp_path: Path, conten
     assert said in str(caught.value)
 
 
-def test_samples_are_held_against_the_record_beside_them(written: Write) -> None:
+def test_samples_are_held_against_the_record_beside_them(written: Callable[..., Path]) -> None:
     path = written("samples.jsonl", [sample()])
     with pytest.raises(InputError, match="not the samples that the record is about"):
         demand_recorded(read_samples(path.parent), training_record({"nodes=1": 83.0}))
