@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -13,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from docker import DockerClient
-from docker.errors import DockerException
 
 SECONDS = 60
 # A machine may itself be a container: its limits cannot be raised, and crun knows no mixed control groups.
@@ -109,10 +109,11 @@ exec dockerd --host unix:///sock/docker.sock
 
 def await_daemon(address: str) -> None:
     """Wait until the daemon behind a socket answers."""
-    deadline = time.monotonic() + SECONDS
-    while True:
-        with contextlib.suppress(DockerException):
-            # It asks for the version.
-            return DockerClient(address, timeout=SECONDS).close()
+    deadline, refused = time.monotonic() + SECONDS, True
+    while refused:
         assert time.monotonic() < deadline, f"nothing answers at {address}"
+        # The SDK would leave a connection open that was refused.
+        with socket.socket(socket.AF_UNIX) as probe:
+            refused = bool(probe.connect_ex(address.removeprefix("unix://")))
         time.sleep(0.1)
+    DockerClient(address, timeout=SECONDS).close()

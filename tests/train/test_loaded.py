@@ -19,8 +19,7 @@ def test_modules_and_libraries_have_their_digests_and_what_was_written_since(
     module.write_text("RATE = 1\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.import_module("given_module")
-    found = loaded.loaded_files()
-    assert str(module) not in found.files
+    assert str(module) not in loaded.loaded_files().files
     monkeypatch.setattr(loaded, "_ROOTS", (*loaded._ROOTS, str(tmp_path)))
     found = loaded.loaded_files()
     assert found.files[str(module)] == sha256_of_bytes(b"RATE = 1\n")
