@@ -75,5 +75,5 @@ def test_the_folder_of_all_recipes_is_none() -> None:
 def test_hints_name_what_a_command_has() -> None:
     for command in (("build", "--stack", "cpu"), ("cluster", "up"), ("run", RECIPE, *CPU[:-1], "docker")):
         message = error_message(invoke(ROOT, *command), 3)
-        assert re.search("hint: (start it|install a container engine)", message)
+        assert re.search("hint: (start it|install (it|a container engine))", message)
         assert ("--engine venv" in message) == (command[0] == "run")

@@ -177,7 +177,7 @@ class ContainerEngine(Engine):
         """Return what the program answers; raises RunError in its words, MachineError without an answer."""
         name = cls.program
         if shutil.which(name) is None:
-            raise MachineError(f"{name} is not installed", hint="or use --engine venv")
+            raise MachineError(f"{name} is not installed", hint="install it, or use --engine venv")
         try:
             return read_output((name, *arguments), variables={}, folder=Path("/"), seconds=_ANSWER_SECONDS)
         except RunError as error:
