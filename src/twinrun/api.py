@@ -290,10 +290,9 @@ def recipes(*, root: Path = ROOT) -> tuple[list[dict[str, object]], list[Twinrun
     "Is one Triton kernel of RMSNorm near the memory's rate on both vendors?"
     """
     project, rows, faults = Project(root), list[dict[str, object]](), list[TwinrunError]()
-    few = len(project.recipe_names) <= _FEW
     for name in project.recipe_names:
         try:
-            if few:
+            if len(project.recipe_names) <= _FEW:
                 rows.append(summary(project.recipe(name)) | {"here": would_run(name, root=root)})
             else:
                 found = _QUESTION.search(read_text(project.root / "recipes" / name / "recipe.toml"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -162,13 +164,17 @@ def bisect(
         dry: print the path and the cost and stop
         yes: start the bisection
     """
+    for place, read, text in (("--run", shlex.split, run), ("--number", re.compile, number)):
+        try:
+            read(text or "")
+        except (ValueError, re.error) as error:
+            raise InputError(f"cannot be read: {error}", place=place, found=text) from None
     fails = fails or bool(run and not number)
     demand_one(fails=fails, parity=parity, metric=metric, number=number)
     demand_with("--run", bool(run), number=number)
     kind: Any = "fails" if fails else "parity" if parity else "metric"
     question = RunQuestion(kind=kind, point=point, metric=metric, number=number)
-    with_recipe = {"metric": metric, "point": point, "parity": parity}
-    demand_without("run", run, vendor=vendor, scale=scale, set=set, **with_recipe)
+    demand_without("run", run, vendor=vendor, scale=scale, set=set, metric=metric, point=point, parity=parity)
     typed: dict[str, Any] = {"run": run, "vendor": vendor, "scale": scale, "set": set, "out": out, "dry": dry}
     work = bisection_of(Project(project_root()), good, bad, question, recipe=recipe, say=tell, **typed)
     least, most = runs_expected(work.scale, steps=len(work.path.steps))

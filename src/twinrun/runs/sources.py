@@ -93,10 +93,8 @@ def changed_since(run: Path, sources: Sources) -> tuple[str, ...]:
 
 def loaded_by(folder: Path) -> list[LoadedFiles]:
     """Return what the ranks of the point in `folder` had loaded, the first rank's first."""
-    return [
-        load_json(file, LoadedFiles)
-        for file in sorted((folder / LOADED).glob("*.json"), key=lambda one: int(one.stem))
-    ]
+    files = sorted((folder / LOADED).glob("*.json"), key=lambda one: int(one.stem))
+    return [load_json(file, LoadedFiles) for file in files]
 
 
 def when_and_what(loaded: Sequence[LoadedFiles]) -> dict[str, str]:
@@ -110,8 +108,7 @@ def when_and_what(loaded: Sequence[LoadedFiles]) -> dict[str, str]:
 
 def replaced(loaded: Iterable[LoadedFiles]) -> tuple[str, ...]:
     """Return what was written while ranks had it loaded, or is another file to ranks of the same host."""
-    found: dict[tuple[str, str], str] = {}
-    names = dict[str, None]()
+    found, names = dict[tuple[str, str], str](), dict[str, None]()
     for one in loaded:
         other = [name for name, sha in one.files.items() if found.setdefault((one.host, name), sha) != sha]
         names |= dict.fromkeys((*one.written, *other))

@@ -23,16 +23,14 @@ _ROOTS = tuple({os.path.realpath(one) for one in (sys.prefix, sys.base_prefix, "
 
 def loaded_files() -> LoadedFiles:
     """Return what this process has loaded until now."""
-    began, files, written = psutil.Process().create_time(), dict[str, str](), []
+    began, files, written = psutil.Process().create_time(), dict[str, str](), tuple[str, ...]()
     for name in sorted(set(_loaded())):
         # One that is gone since was replaced, and its follower is another file.
         with contextlib.suppress(OSError):
             files[name] = _digest(Path(name))
             if Path(name).stat().st_mtime > began:
-                written.append(name)
-    return LoadedFiles(
-        host=platform.node(), began=began, ended=time.time(), files=files, written=tuple(written)
-    )
+                written += (name,)
+    return LoadedFiles(host=platform.node(), began=began, ended=time.time(), files=files, written=written)
 
 
 def _loaded() -> Iterator[str]:
