@@ -156,9 +156,8 @@ class Confirmation(Frozen):
 def confirmations(a: Judged, b: Judged) -> tuple[Confirmation, ...]:
     """Return for each verdict of A that holds whether B confirms it, and why or why not."""
     apart, agrees = _apart(a, b), f"{b.run}, {b.signer}, agrees within both spreads"
-    lacking = {one.claim: apart or _lacking(a, b, one) for one in a.verdicts if one.final in HOLDS}
-    found = ((claim, why or agrees) for claim, why in lacking.items())
-    return tuple(Confirmation(claim=claim, confirmed=why is agrees, why=why) for claim, why in found)
+    lack = {one.claim: apart or _lacking(a, b, one) for one in a.verdicts if one.final in HOLDS}
+    return tuple(Confirmation(claim=name, confirmed=not why, why=why or agrees) for name, why in lack.items())
 
 
 def confirmed_by(found: Judged) -> dict[str, str]:
